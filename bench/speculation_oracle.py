@@ -176,7 +176,9 @@ class Oracle:
         at = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
         if at is None:
             return None
-        logits = self.backend._model(mx.array([[*prompt, *one[:at]]]))[0, -1].astype(mx.float32)
+        assert self.backend._loaded is not None
+        model = self.backend._loaded.assembly.model
+        logits = model(mx.array([[*prompt, *one[:at]]]))[0, -1].astype(mx.float32)
         distance = mx.abs(logits[one[at]] - logits[other[at]]) / mx.std(logits)
         return float(distance.item())  # type: ignore[arg-type]
 

@@ -23,8 +23,9 @@ NOTED = {
     "millstream.engine.wire_mailbox": {"WireMailbox": ("_receive",)},
     "millstream.engine.generation.scheduler": {"GenerationScheduler": ("submit", "plan", "advance", "cancel")},
     "millstream.backend.generation.backend": {
-        "MlxGenerationBackend": ("step", "_save", "_share", "_join", "_decode", "_prefill", "_finish", "_compact")
+        "MlxGenerationBackend": ("step", "_save", "_share", "_join", "_prefill", "_compact"),
     },
+    "millstream.backend.generation.decoding": {"Decoder": ("launch", "finish")},
     "millstream.backend.generation.batch": {"Batch": ("join", "drop", "forward", "launch", "save", "_rows_changed")},
     "millstream.backend.generation.compiled_step": {"CompiledStep": ("run", "_step")},
     "millstream.backend.generation.caches.due": {"Due": ("integers", "send")},

@@ -243,8 +243,9 @@ def test_audio_is_encoded_once(vision_model: Callable[[str], Path]) -> None:
     with engine(make) as driver:
         same = [AudioCase("gemma4-audio", n, [0.3], words=3, count=3) for n in range(3)]
         driver.run(*(case.submit(number) for number, case in enumerate(same)))
-        encoder = made[0]._encoder
-        assert encoder is not None
+        loaded = made[0]._loaded
+        assert loaded is not None and loaded.encoder is not None
+        encoder = loaded.encoder
         assert encoder.cached_items == 1
         driver.run(AudioCase("gemma4-audio", 9, [0.3, 0.3], words=3, count=3).submit(9))
         assert encoder.cached_items == 2

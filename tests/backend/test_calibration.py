@@ -242,7 +242,7 @@ def test_a_real_model_is_measured_at_load(
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None and driver.facts.calibration is None, "too small to be worth it"
         expected = driver.run(*requests)
-    monkeypatch.setattr("millstream.backend.generation.backend.MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr("millstream.backend.generation.preparation.MIN_WEIGHT_BYTES", 0)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None and (found := driver.facts.calibration) is not None
         assert driver.run(*requests) == expected
@@ -257,7 +257,7 @@ def test_a_real_model_is_measured_at_load(
 def test_without_speculation_no_pass_is_measured(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.backend.generation.backend.MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr("millstream.backend.generation.preparation.MIN_WEIGHT_BYTES", 0)
     settings = GenerationSettings("folder", tiny_model("llama"), max_rows=4, speculation=False)
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None and driver.facts.calibration is not None
@@ -267,7 +267,7 @@ def test_without_speculation_no_pass_is_measured(
 def test_a_real_model_keeps_nothing_of_it_in_memory(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, two_threads: tuple[Run, Run]
 ) -> None:
-    monkeypatch.setattr("millstream.backend.generation.backend.MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr("millstream.backend.generation.preparation.MIN_WEIGHT_BYTES", 0)
 
     def load() -> tuple[GenerationFacts, int]:
         backend = MlxGenerationBackend(GenerationSettings("folder", tiny_model("llama"), max_rows=4))
@@ -283,7 +283,7 @@ def test_a_real_model_keeps_nothing_of_it_in_memory(
 
 
 def test_calibration_can_be_disabled(tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.backend.generation.backend.MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr("millstream.backend.generation.preparation.MIN_WEIGHT_BYTES", 0)
     settings = GenerationSettings("folder", tiny_model("llama"), max_rows=4, disabled=frozenset({"calibration"}))
     with engine(lambda: MlxGenerationBackend(settings)) as driver:
         assert driver.facts is not None

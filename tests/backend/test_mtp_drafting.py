@@ -102,8 +102,9 @@ class Played:
 
     @property
     def mtp(self) -> MtpDrafter:
-        assert self.backend._mtp is not None
-        return self.backend._mtp
+        loaded = self.backend._loaded
+        assert loaded is not None and loaded.assembly.mtp is not None
+        return loaded.assembly.mtp
 
     def prefill(self, *submits: Generate, chunk: int = 1000) -> None:
         for submit in submits:
@@ -242,7 +243,8 @@ def test_a_model_that_cannot_verify_drops_its_head(tmp_path: Path) -> None:
     assert not any("MTP" in note for note in facts.notes)
     other = MlxGenerationBackend(GenerationSettings("folder", folder, max_rows=4), [])
     assert facts.weight_bytes == other.load().weight_bytes
-    assert type(backend._model.model.norm) is nn.RMSNorm
+    assert backend._loaded is not None and backend._loaded.assembly.mtp is None
+    assert type(backend._loaded.assembly.model.model.norm) is nn.RMSNorm
 
 
 def test_long_pauses_and_long_prompts_leave_tokens_out(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

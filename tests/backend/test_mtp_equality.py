@@ -71,8 +71,9 @@ class Listening:
 
     def listen(self) -> None:
         """Once the model is loaded."""
-        mtp = self._backend._mtp
-        assert mtp is not None
+        loaded = self._backend._loaded
+        assert loaded is not None and loaded.assembly.mtp is not None
+        mtp = loaded.assembly.mtp
         propose = mtp.propose
 
         def counted(wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:

@@ -14,7 +14,7 @@ import pytest
 from millstream.backend import mlx_backend
 from millstream.backend.device import Device
 from millstream.backend.generation import assembly, layout, trial
-from millstream.backend.generation import backend as generation_backend
+from millstream.backend.generation import load as generation_load
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import block_check
 from millstream.backend.kernels import compiled
@@ -61,7 +61,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setattr(compiled._process, "decided", True)
     monkeypatch.setattr(mlx_backend, "current_device", lambda: Device("cuda", "pretended", 2**34))
     monkeypatch.setattr(layout, "supported_here", lambda: True)
-    monkeypatch.setattr(generation_backend, "supported_here", lambda: True, raising=False)
+    monkeypatch.setattr(generation_load, "supported_here", lambda: True)
     monkeypatch.setattr(block_check, "_difference", lambda *arrays: 0.0)
     monkeypatch.setattr(block_check, "agree", lambda *numbers: None)
     monkeypatch.setattr(matmul_check, "_apart", lambda *arrays: (mx.array(0.0), mx.array(0.0)))

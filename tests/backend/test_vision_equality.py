@@ -178,7 +178,9 @@ def test_no_state_of_a_request_is_left_on_the_model(vision_model: Callable[[str]
 
     with engine(make) as driver:
         driver.run(*(case.submit(number) for number, case in enumerate(cases("qwen3_vl", 2, 6))))
-        language = made[0]._model.language
+        loaded = made[0]._loaded
+        assert loaded is not None
+        language = loaded.assembly.model.language
         assert (language._rope_deltas, language._position_ids) == (None, None)
 
 

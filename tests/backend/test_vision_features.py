@@ -14,6 +14,7 @@ from mlx_vlm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.media import tower_attention
+from millstream.backend.generation.media.encoder import MediaEncoder
 from millstream.backend.generation.media.features import FeatureCache, Features
 from millstream.backend.generation.media.mrope import grid_spans, mrope_positions
 from millstream.engine.generation.chunk_sizer import ChunkSizer
@@ -39,8 +40,7 @@ class Recording(MlxGenerationBackend):
 
     def load(self, *args: Any) -> GenerationFacts:
         facts = super().load(*args)
-        assert self._encoder is not None
-        tower = self._encoder._tower
+        tower = self.encoder._tower
         run = tower.encode
 
         def encode(call: Callable[[], Features]) -> Any:
@@ -52,10 +52,14 @@ class Recording(MlxGenerationBackend):
 
     def step(self, plan: Plan) -> StepResult:
         result = super().step(plan)
-        assert self._encoder is not None
         self.steps.append((plan, result))
-        self.cached_bytes.append(self._encoder.nbytes)
+        self.cached_bytes.append(self.encoder.nbytes)
         return result
+
+    @property
+    def encoder(self) -> MediaEncoder:
+        assert self._loaded is not None and self._loaded.encoder is not None
+        return self._loaded.encoder
 
 
 def recording(folder: Path, **changes: Any) -> tuple[list[Recording], Callable[[], Recording]]:

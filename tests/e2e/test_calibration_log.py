@@ -16,7 +16,7 @@ VERIFYING = "verifying drafts by rows x tokens: 1 x "
 def test_the_log_tells_what_was_measured_and_chosen(
     servable: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.backend.generation.backend.MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr("millstream.backend.generation.preparation.MIN_WEIGHT_BYTES", 0)
     settings = Settings(models=(str(servable),), port=0, isolation="thread")
     with caplog.at_level(logging.DEBUG, "millstream.loading"), running(settings):
         pass

@@ -32,8 +32,9 @@ class VerifiedRows:
     def __init__(self, folder: Path, *, tolerance: float = 1e-3, **settings: Any) -> None:
         self.backend = MlxGenerationBackend(GenerationSettings("folder", folder, **{"max_rows": 6, **settings}))
         self.facts = self.backend.load()
-        assembly, layout = self.backend._assembly, self.backend._layout
-        assert assembly is not None and layout is not None
+        loaded = self.backend._loaded
+        assert loaded is not None
+        assembly, layout = loaded.assembly, loaded.layout
         self.layout = layout
         self.model = assembly.model
         self.store = PrefixStore()

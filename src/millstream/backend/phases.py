@@ -16,6 +16,7 @@ class LoadPhases:
         self._now = now
         self._last = now()
         self._kernels, self._compiling = compile_costs()
+        self._kernels_before = self._kernels
         self.phases: list[tuple[str, float]] = []
         self._lines: list[str] = []
 
@@ -31,6 +32,11 @@ class LoadPhases:
         self._lines.append(line)
         self._last, self._kernels, self._compiling = now, kernels, compiling
         return seconds
+
+    @property
+    def has_compiled(self) -> bool:
+        """True if kernels were compiled since the first phase began: not all of them were on disk."""
+        return compile_costs()[0] > self._kernels_before
 
     def __str__(self) -> str:
         return ", ".join(self._lines)
