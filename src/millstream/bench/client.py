@@ -130,8 +130,8 @@ class Exchange(asyncio.Protocol):
         return exchange
 
     async def run(self, sample: Sample, until: float | None = None) -> Sample:
-        """Send the request and read its stream to the end. Errors are stored in the sample, not raised. `until`: when to
-        stop, by the loop's clock."""
+        """Send the request and read its stream to the end. Errors are stored in the sample, not raised. `until`: when
+        to stop, by the loop's clock."""
         sample.started = time.perf_counter()
         limit = asyncio.timeout_at(until)
         try:
