@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.engines import Run
+from support.pointer_kernels import PointerKernels, backend_with_kernels
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,12 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return folder if folder.exists() else write_vision_model(folder, family)
 
     return get
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> PointerKernels:
+    """The kernels that write in place, in a backend that else runs as on the CPU."""
+    return backend_with_kernels(monkeypatch)
 
 
 @pytest.fixture

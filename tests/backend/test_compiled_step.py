@@ -13,7 +13,7 @@ import pytest
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.caches.traced_step import Ref, TracedStep
 from millstream.backend.generation.compiled_step import CompiledStep
-from millstream.backend.generation.layout import LayoutChooser
+from millstream.backend.generation.layout_choice.fast_paths import FastPaths
 from millstream.engine.generation.messages import Generate
 from support.engines import engine
 from support.tiny import write_model
@@ -24,7 +24,7 @@ SUBMITS = (Generate(1, (5, 6, 7), 3), Generate(2, (8,), 4))
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are compiled on this device too, each token anew."""
-    monkeypatch.setattr(LayoutChooser, "steps_compile", True)
+    monkeypatch.setattr(FastPaths, "steps_compile", True)
 
 
 def answers(folder: Path, **settings: Any) -> tuple[list[list[int]], str]:

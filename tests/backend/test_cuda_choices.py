@@ -14,9 +14,10 @@ import pytest
 
 from millstream.backend import mlx_backend
 from millstream.backend.device import Device, current_device
-from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import attention
+from millstream.backend.generation.layout_choice import block_fusion
+from millstream.backend.generation.layout_choice.fast_paths import FastPaths
 from millstream.backend.generation.sampling.sampler import Sampler
 from millstream.backend.kernels import matmul_tuning, sample, small_matmul
 from millstream.backend.kernels.matmul_tilings import Tiling
@@ -89,9 +90,9 @@ class Pretended(PointerKernels):
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
     kernels = Pretended()
     monkeypatch.setattr(mlx_backend, "current_device", lambda: Device("cuda", "pretended", 2**34))
-    monkeypatch.setattr(layout, "supported_here", lambda: True)
+    monkeypatch.setattr(block_fusion, "supported_here", lambda: True)
     # NumPy reads arrays, which a function that is traced must not.
-    monkeypatch.setattr(layout.LayoutChooser, "steps_compile", False)
+    monkeypatch.setattr(FastPaths, "steps_compile", False)
     play_matmul_kernels(monkeypatch, kernels.count)
     play_pointer_kernels(monkeypatch, kernels)
     monkeypatch.setattr(attention, "prefill_attention", kernels.prefill)

@@ -10,32 +10,16 @@ from typing import Any
 
 import pytest
 
-from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.generation.layers import attention, block_search
-from millstream.backend.generation.layout import LayoutChooser
 from millstream.engine.generation.messages import Generate
 from support.drafting import drafting
 from support.engines import engine
 from support.known_drafter import KnownDrafter
 from support.mixed_requests import mixed, seen
-from support.pointer_kernels import PointerKernels, play_pointer_kernels
+from support.pointer_kernels import PointerKernels
 from support.rare import RARE, write_rare
 from support.tiers import some
 from support.tiny import VOCAB, write_model
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> PointerKernels:
-    """The kernels that write in place, in a backend that else runs as on the CPU."""
-    played = PointerKernels()
-    play_pointer_kernels(monkeypatch, played)
-    monkeypatch.setattr(LayoutChooser, "kernels_write", True)
-    monkeypatch.setattr(layout, "slab_attention", lambda plain: attention.kernel_attention)
-    monkeypatch.setattr(attention, "prefill_fits", lambda *_: False)
-    check = block_search.check_attention
-    monkeypatch.setattr(block_search, "check_attention", lambda *given, kernels: check(*given, kernels=True))
-    return played
 
 
 def check(folder: Path, wanted: list[Generate], *, share: int | None = None, **settings: Any) -> None:

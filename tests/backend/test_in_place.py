@@ -15,37 +15,22 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.caches import kernel_slabs
 from millstream.backend.generation.caches.class_caches import ClassCaches
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.widths import kernel_width, powers_of_two
-from millstream.backend.generation.layers import attention, block_search
-from millstream.backend.generation.layout import LayoutChooser
+from millstream.backend.generation.layers import attention
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.messages import Generate
 from millstream.engine.link import ThreadLink
 from millstream.engine.prefix_cache.orders import SavePrefix
 from support.engines import Driver, engine
-from support.pointer_kernels import PointerKernels, memory, play_pointer_kernels
+from support.pointer_kernels import PointerKernels, memory
 from support.prefix_caches import caching_scheduler
 from support.rare import RARE, write_rare
 from support.tiers import some
 from support.tiny import VOCAB, write_model
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> PointerKernels:
-    """The kernels, in a backend that else runs as on the CPU."""
-    played = PointerKernels()
-    play_pointer_kernels(monkeypatch, played)
-    monkeypatch.setattr(LayoutChooser, "kernels_write", True)
-    monkeypatch.setattr(layout, "slab_attention", lambda plain: attention.kernel_attention)
-    monkeypatch.setattr(attention, "prefill_fits", lambda *_: False)
-    check = block_search.check_attention
-    monkeypatch.setattr(block_search, "check_attention", lambda *given, kernels: check(*given, kernels=True))
-    return played
 
 
 def decodes(kernels: PointerKernels) -> bool:

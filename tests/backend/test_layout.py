@@ -13,7 +13,10 @@ from mlx_lm.models import gemma2
 from millstream.backend.device import current_device
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.caches.widths import cublas_width, kernel_width
-from millstream.backend.generation.layout import Layout, LayoutChooser, Trial
+from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.layout_choice.agreement import Trial
+from millstream.backend.generation.layout_choice.chooser import LayoutChooser
+from millstream.backend.generation.layout_choice.fast_paths import FastPaths
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.trial import TwoRowTrial
 from millstream.backend.weights.loading import load
@@ -145,7 +148,7 @@ def test_a_trial_decides_whether_a_mixed_model_gets_length_classes(
     tiny_model: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(LayoutChooser, "kernels_write", True)
+    monkeypatch.setattr(FastPaths, "kernels_write", True)
     layout = choose(tiny_model("lfm2"), Scripted(raises, disagrees))
     assert (layout.caches, layout.in_place) == (caches, in_place)
     assert dict(layout.reasons)["slots"] == (reason and f"ArraysCache is not full attention, and {reason}")
@@ -174,7 +177,9 @@ class Rounding:
 def test_groups_in_half_precision_are_held_against_the_rounding_of_the_model(
     alone: float, grouped: float, shares: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.backend.generation.layout._is_single_precision", lambda model: False)
+    monkeypatch.setattr(
+        "millstream.backend.generation.layout_choice.agreement._is_single_precision", lambda model: False
+    )
     layout = choose(tiny_model("gemma3_text"), Rounding(alone, grouped))
     assert (layout.group_fill is not None) == shares
 

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_model
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.generation.layout import LayoutChooser
+from millstream.backend.generation.layout_choice.fast_paths import FastPaths
 from millstream.backend.generation.mtp import drafter as drafter_module
 from millstream.backend.generation.mtp import head_cache
 from millstream.backend.generation.mtp.drafter import MtpDrafter
@@ -168,7 +168,7 @@ def test_the_same_answers_in_fewer_passes(
     layout: str, temperature: float, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if layout == "compiled":
-        monkeypatch.setattr(LayoutChooser, "steps_compile", True)
+        monkeypatch.setattr(FastPaths, "steps_compile", True)
     settings = {"like_gpu": layout != "default"}
     wanted = requests(500, 4, temperature=temperature)
     plain = play(trained, [], **settings)

@@ -17,12 +17,9 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_lm.utils import load_model
 
-from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.caches.quantized import KvQuantization, choose_quantization
-from millstream.backend.generation.layers import attention
 from millstream.backend.generation.layers.packed_attention import packed_attention
-from millstream.backend.generation.layout import LayoutChooser
 from millstream.backend.generation.prefix_store.cache_state import fill_cache, kv_parts
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Plan, Prefill
@@ -30,7 +27,7 @@ from millstream.engine.link import ThreadLink
 from millstream.engine.messages import Finished
 from millstream.errors import ModelError
 from support.engines import Driver, engine
-from support.pointer_kernels import PointerKernels, play_pointer_kernels
+from support.pointer_kernels import backend_with_kernels
 from support.prefix_caches import BLOCK, caching_scheduler
 from support.rare import write_rare
 from support.tiers import some
@@ -131,11 +128,7 @@ def test_equals_mlx_lm_alone_and_in_a_changing_batch(
 def test_kernels_pack_in_place(bits: int, folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: slabs are read and written by address, prompts are unpacked for the prefill kernel's sake. Rows join,
     leave, and outgrow their slots."""
-    kernels = PointerKernels()
-    play_pointer_kernels(monkeypatch, kernels)
-    monkeypatch.setattr(LayoutChooser, "kernels_write", True)
-    monkeypatch.setattr(layout, "slab_attention", lambda plain: attention.kernel_attention)
-    monkeypatch.setattr(attention, "prefill_fits", lambda *_: False)
+    kernels = backend_with_kernels(monkeypatch, blocks=False)
     folder, submits = folders("llama", 64), (*requests(bits, 9), Generate(20, (5, 6, 7), 270))
     with engine(make(folder, kv_bits=bits, like_gpu=True, disabled=frozenset({"fused-matmul"}))) as driver:
         check(driver.run(*submits), mlx_lm_outputs(folder, bits, submits))

@@ -13,10 +13,11 @@ import pytest
 
 from millstream.backend import mlx_backend
 from millstream.backend.device import Device
-from millstream.backend.generation import assembly, layout, trial
+from millstream.backend.generation import assembly, trial
 from millstream.backend.generation import load as generation_load
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.layers import block_check
+from millstream.backend.generation.layout_choice import block_fusion
 from millstream.backend.kernels import compiled
 from millstream.backend.kernels.binary_folder import BinaryFolder
 from millstream.backend.kernels.compiled import KeptKernels
@@ -60,7 +61,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setattr(compiled._process, "kept", KeptKernels(stand_in, "sm_90a", BinaryFolder(tmp_path / "kernels")))
     monkeypatch.setattr(compiled._process, "decided", True)
     monkeypatch.setattr(mlx_backend, "current_device", lambda: Device("cuda", "pretended", 2**34))
-    monkeypatch.setattr(layout, "supported_here", lambda: True)
+    monkeypatch.setattr(block_fusion, "supported_here", lambda: True)
     monkeypatch.setattr(generation_load, "supported_here", lambda: True)
     monkeypatch.setattr(block_check, "_difference", lambda *arrays: 0.0)
     monkeypatch.setattr(block_check, "agree", lambda *numbers: None)

@@ -10,16 +10,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from millstream.backend.generation import layout
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.generation.layers import attention
-from millstream.backend.generation.layout import LayoutChooser
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.scheduler import GenerationScheduler
 from millstream.engine.link import ThreadLink
 from support.engines import Driver, engine
-from support.pointer_kernels import PointerKernels, play_pointer_kernels
+from support.pointer_kernels import backend_with_kernels
 from support.prefix_caches import caching_scheduler
 from support.tiers import some
 from support.tiny import VOCAB, write_model
@@ -40,10 +37,7 @@ def prompts() -> list[tuple[int, ...]]:
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Settings of a backend."""
     if request.param == "kernels":
-        play_pointer_kernels(monkeypatch, PointerKernels())
-        monkeypatch.setattr(LayoutChooser, "kernels_write", True)
-        monkeypatch.setattr(layout, "slab_attention", lambda plain: attention.kernel_attention)
-        monkeypatch.setattr(attention, "prefill_fits", lambda *_: False)
+        backend_with_kernels(monkeypatch, blocks=False)
         return {"like_gpu": True, "disabled": frozenset({"fused-matmul"})}
     return {"like_gpu": request.param == "as on a GPU"}
 

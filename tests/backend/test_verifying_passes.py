@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.backend.generation import layout
-from millstream.backend.generation.layers import attention, block_search
-from millstream.backend.generation.layout import LayoutChooser
-from support.pointer_kernels import PointerKernels, play_pointer_kernels
+from support.pointer_kernels import PointerKernels
 from support.rare import RARE, write_rare
 from support.tiers import some
 from support.tiny import BATCHABLE
@@ -55,19 +52,6 @@ def test_rows_keep_their_own_counts(
     rows = VerifiedRows(folder, like_gpu=like_gpu)
     assert rows.layout.no_drafts is None and rows.caches.supports_length
     churn(rows, 1, 60)
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> PointerKernels:
-    """The kernels, in a backend that else runs as on the CPU."""
-    played = PointerKernels()
-    play_pointer_kernels(monkeypatch, played)
-    monkeypatch.setattr(LayoutChooser, "kernels_write", True)
-    monkeypatch.setattr(layout, "slab_attention", lambda plain: attention.kernel_attention)
-    monkeypatch.setattr(attention, "prefill_fits", lambda *_: False)
-    check = block_search.check_attention
-    monkeypatch.setattr(block_search, "check_attention", lambda *given, kernels: check(*given, kernels=True))
-    return played
 
 
 @pytest.mark.parametrize("family", some(["llama", "gemma3_text", "qwen3_moe"], ["llama", "gemma3_text"]))

@@ -15,7 +15,9 @@ import pytest
 
 from millstream.backend.generation.caches import kernel_slabs
 from millstream.backend.generation.caches.pass_shape import PassShape
-from millstream.backend.generation.layers import attention
+from millstream.backend.generation.layers import attention, block_search
+from millstream.backend.generation.layout_choice import plain_cache, quantised_cache
+from millstream.backend.generation.layout_choice.fast_paths import FastPaths
 from millstream.backend.kernels.decode_attention import ITEM, DecodeWork, Packing
 
 
@@ -190,3 +192,18 @@ def play_pointer_kernels(monkeypatch: pytest.MonkeyPatch, kernels: PointerKernel
     monkeypatch.setattr(kernel_slabs, "move_rows", kernels.move_rows)
     monkeypatch.setattr(attention, "slab_decode", kernels.decode)
     monkeypatch.setattr(attention, "decode_fits", lambda *_: True)
+
+
+def backend_with_kernels(monkeypatch: pytest.MonkeyPatch, *, blocks: bool = True) -> PointerKernels:
+    """Have a backend that else runs as on the CPU read and write slabs by these kernels. `blocks`: in fused blocks
+    too."""
+    played = PointerKernels()
+    play_pointer_kernels(monkeypatch, played)
+    monkeypatch.setattr(FastPaths, "kernels_write", True)
+    for module in (plain_cache, quantised_cache):
+        monkeypatch.setattr(module, "slab_attention", lambda plain: attention.kernel_attention)
+    monkeypatch.setattr(attention, "prefill_fits", lambda *_: False)
+    if blocks:
+        check = block_search.check_attention
+        monkeypatch.setattr(block_search, "check_attention", lambda *given, kernels: check(*given, kernels=True))
+    return played

@@ -14,7 +14,8 @@ from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.drafters.choice import Drafting, Matcher, choose_drafters
 from millstream.backend.generation.drafters.draft_model import DraftModel, load_draft_model
 from millstream.backend.generation.drafters.drafter import Drafter
-from millstream.backend.generation.layout import Layout, LayoutChooser
+from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.layout_choice.chooser import LayoutChooser
 from millstream.backend.generation.mtp.attach import AttachedMtp, attach_mtp
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.settings import GenerationSettings

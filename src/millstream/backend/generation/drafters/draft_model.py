@@ -8,7 +8,8 @@ from typing import Any
 from millstream.backend.device import Device
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.drafters.draft_rows import DraftRows
-from millstream.backend.generation.layout import Layout, LayoutChooser
+from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.layout_choice.chooser import LayoutChooser
 from millstream.backend.generation.prefill.prefiller import Prefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.settings import GenerationSettings
