@@ -22,6 +22,7 @@ from millstream.models.hub_fetch import Repository, fetch
 EVENT = "millstream: "
 """Begins the lines that are ours. Others are what a library has to say."""
 REPORT_SECONDS = 0.2
+_writing = threading.RLock()
 
 
 def main() -> None:
@@ -41,21 +42,35 @@ def main() -> None:
 
 
 class _Reporter:
-    """Writes the progress, but not for each chunk."""
+    """Writes the progress a few times per second, not for each chunk; also that of a download which stalls then."""
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._latest: tuple[int, int] | None = None
+        self._told: tuple[int, int] | None = None
+        threading.Thread(target=self._tell_now_and_then, daemon=True).start()
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now >= self._next or done == total:
-            self._next = now + REPORT_SECONDS
-            _write({"done": done, "total": total})
+        self._latest = done, total
+        if done == total:
+            self._tell()
+
+    def _tell_now_and_then(self) -> None:
+        while True:
+            self._tell()
+            time.sleep(REPORT_SECONDS)
+
+    def _tell(self) -> None:
+        with _writing:
+            latest = self._latest
+            if latest is not None and latest != self._told:
+                self._told = latest
+                _write({"done": latest[0], "total": latest[1]})
 
 
 def _write(event: dict[str, Any]) -> None:
-    sys.stdout.write(f"{EVENT}{json.dumps(event)}\n")
-    sys.stdout.flush()
+    with _writing:
+        sys.stdout.write(f"{EVENT}{json.dumps(event)}\n")
+        sys.stdout.flush()
 
 
 def _end_with_parent() -> None:
