@@ -17,6 +17,7 @@ from millstream.backend.kernels.weights import Dense, Norm, Packed, Weight
 from millstream.backend.layers import matmul_reference, packed_choice
 from support.cuda_on_host import missing_compiler
 from support.matmul_on_host import run_on_host
+from support.tiers import some
 
 ROWS = WIDTHS[-1]
 
@@ -72,8 +73,10 @@ def check(weight: Packed, run: Callable[..., mx.array]) -> None:
 
 
 @on_host
-@pytest.mark.parametrize("multiprocessors", [1, 4])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("normed", "multiprocessors"),
+    some([(False, 1), (False, 4), (True, 1), (True, 4)], [(False, 1), (True, 4)]),
+)
 def test_a_product(multiprocessors: int, normed: bool, large_gpu: Callable[[int], None]) -> None:
     """Whether a tile has one block or several. The last tile has fewer lines, the last unit of K is not whole."""
     large_gpu(multiprocessors)
@@ -87,7 +90,17 @@ def test_a_product(multiprocessors: int, normed: bool, large_gpu: Callable[[int]
 @on_host
 @pytest.mark.parametrize(
     ("bits", "group_size", "mode"),
-    [(4, 128, "affine"), (8, 64, "affine"), (3, 64, "affine"), (6, 32, "affine"), (4, 32, "mxfp4"), (4, 16, "nvfp4")],
+    some(
+        [
+            (4, 128, "affine"),
+            (8, 64, "affine"),
+            (3, 64, "affine"),
+            (6, 32, "affine"),
+            (4, 32, "mxfp4"),
+            (4, 16, "nvfp4"),
+        ],
+        [(8, 64, "affine"), (3, 64, "affine"), (4, 16, "nvfp4")],
+    ),
 )
 def test_packings(bits: int, group_size: int, mode: str) -> None:
     mx.random.seed(bits)
@@ -104,7 +117,7 @@ def test_a_gated_unit(large_gpu: Callable[[int], None]) -> None:
 
 
 @on_host
-@pytest.mark.parametrize(("size", "normed"), [(64, False), (128, False), (128, True)])
+@pytest.mark.parametrize(("size", "normed"), some([(64, False), (128, False), (128, True)], [(64, False), (128, True)]))
 def test_heads(size: int, normed: bool) -> None:
     mx.random.seed(size)
     weight, x, norm = packed(4 * size, 256), random(ROWS, 1, 256), norm_of(256)

@@ -13,6 +13,7 @@ from millstream.backend.kernels.weights import Norm
 from millstream.backend.layers import matmul_reference
 from support.cuda_on_host import missing_compiler
 from support.matmul_on_host import run_on_host
+from support.tiers import some
 
 ROWS = WIDTHS[-1]
 MANY = (100, 130)
@@ -68,8 +69,10 @@ def check(compute: Callable[..., object], arrays: list[mx.array], *rest: object,
 
 
 @on_host
-@pytest.mark.parametrize("multiprocessors", [1, 4])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("normed", "multiprocessors"),
+    some([(False, 1), (False, 4), (True, 1), (True, 4)], [(False, 1), (True, 4)]),
+)
 def test_a_product(multiprocessors: int, normed: bool, large_gpu: Callable[[int], None]) -> None:
     """Whether a tile has one block or several; the last tile has fewer lines."""
     large_gpu(multiprocessors)
@@ -96,7 +99,7 @@ def test_a_gated_unit(large_gpu: Callable[[int], None]) -> None:
 
 
 @on_host
-@pytest.mark.parametrize(("size", "normed"), [(64, False), (128, False), (128, True)])
+@pytest.mark.parametrize(("size", "normed"), some([(64, False), (128, False), (128, True)], [(64, False), (128, True)]))
 def test_heads(size: int, normed: bool, large_gpu: Callable[[int], None]) -> None:
     large_gpu(2)
     mx.random.seed(size)
