@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from millstream.errors import LoadCancelled, ModelError
 from millstream.models.hub import HubModel, cached, download
+from millstream.models.hub_child import Reporter
 from millstream.models.hub_fetch import Repository, fetch
 from support.hub_server import COMMIT, FILES, GGUF_FILES, GGUF_REPO, HALF_GATED, REPO, HubServer
 
@@ -125,6 +127,21 @@ def test_progress_counts_the_bytes_of_all_files(hub: HubServer, tmp_path: Path) 
     assert told[0] == (0, total)
     assert told[-1] == (total, total)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_a_download_that_stalls_shows_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    """The bytes of chunks that came shortly after others, and behind which nothing comes."""
+    told = ""
+    deadline = time.monotonic() + 60
+    with Reporter() as progress:
+        progress(0, 100)
+        progress(10, 100)
+        while '"done": 10,' not in told and time.monotonic() < deadline:
+            time.sleep(0.01)
+            told += capfd.readouterr().out
+        progress(60, 100)
+    assert '{"done": 10, "total": 100}' in told
+    assert '{"done": 60, "total": 100}' in capfd.readouterr().out
 
 
 def test_a_partial_file_is_continued(hub: HubServer, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from millstream.models.hub_fetch import Repository, fetch
 EVENT = "millstream: "
 """Begins the lines that are ours. Others are what a library has to say."""
 REPORT_SECONDS = 0.2
-_writing = threading.RLock()
 
 
 def main() -> None:
@@ -32,7 +30,8 @@ def main() -> None:
     cache_dir = None if job["cache_dir"] is None else Path(job["cache_dir"])
     repository = Repository(job["repo"], job["revision"], job["commit"], tuple(job["allowed"]), tuple(job["ignored"]))
     try:
-        folder = fetch(repository, progress=_Reporter(), cache_dir=cache_dir, endpoint=job["endpoint"])
+        with Reporter() as progress:
+            folder = fetch(repository, progress=progress, cache_dir=cache_dir, endpoint=job["endpoint"])
     except ModelError as error:
         _write({"error": error.message})
     except FAILURES as error:
@@ -41,36 +40,40 @@ def main() -> None:
         _write({"folder": str(folder)})
 
 
-class _Reporter:
-    """Writes the progress a few times per second, not for each chunk; also that of a download which stalls then."""
+class Reporter:
+    """Writes the progress a few times per second, not for each chunk; also that of a download which stalls then. Called
+    on any thread. Leaving it writes the last of it."""
 
     def __init__(self) -> None:
         self._latest: tuple[int, int] | None = None
-        self._told: tuple[int, int] | None = None
-        threading.Thread(target=self._tell_now_and_then, daemon=True).start()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Reporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
 
     def __call__(self, done: int, total: int) -> None:
         self._latest = done, total
-        if done == total:
-            self._tell()
 
-    def _tell_now_and_then(self) -> None:
-        while True:
-            self._tell()
-            time.sleep(REPORT_SECONDS)
-
-    def _tell(self) -> None:
-        with _writing:
+    def _run(self) -> None:
+        told = None
+        over = False
+        while not over:
+            over = self._over.wait(REPORT_SECONDS)
             latest = self._latest
-            if latest is not None and latest != self._told:
-                self._told = latest
+            if latest is not None and latest != told:
+                told = latest
                 _write({"done": latest[0], "total": latest[1]})
 
 
 def _write(event: dict[str, Any]) -> None:
-    with _writing:
-        sys.stdout.write(f"{EVENT}{json.dumps(event)}\n")
-        sys.stdout.flush()
+    sys.stdout.write(f"{EVENT}{json.dumps(event)}\n")
+    sys.stdout.flush()
 
 
 def _end_with_parent() -> None:
