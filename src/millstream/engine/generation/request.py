@@ -7,10 +7,11 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from millstream.engine.generation.kv_budget import Phase, Row
-from millstream.engine.generation.messages import Generate
+from millstream.engine.generation.messages import Generate, Tokens
+from millstream.engine.generation.plan import RowOutput
 from millstream.engine.generation.sparse_prompt import SparsePrompt
 from millstream.engine.prefix_cache.prompt import CachedPrompt
-from millstream.types import TokenLogprob, Usage
+from millstream.types import FinishReason, TokenLogprob, Usage
 
 
 class State(Enum):
@@ -189,6 +190,32 @@ class Request:
         self.in_batch = False
         self.saving = 0
         self.prefilled = self.encoded = self.logprobs_seen = self.shared = 0
+
+    def accept(self, row: RowOutput) -> tuple[Tokens | None, FinishReason | None]:
+        """What its row gave, cut at the first stop token or at the limit: the tokens to send, and why it ends, if it
+        does. A stop token before `min_tokens` has probability 0; if rounding lets one through, it ends nothing."""
+        submit, tokens = self.submit, row.tokens
+        count = used = 0
+        reason: FinishReason | None = None
+        for token in tokens:
+            used += 1
+            self.generated += 1
+            if token in submit.stop_tokens and self.generated > submit.min_tokens:
+                reason = FinishReason.STOP
+                break
+            count += 1
+            if self.generated >= submit.max_tokens:
+                reason = FinishReason.LENGTH
+                break
+        self.tokens += tokens
+        drafted: tuple[int, ...] = ()
+        if row.proposed:
+            # Accepted tokens are the last but one and those before it; some may come after the end.
+            drafted = (row.proposed, max(0, row.accepted - max(0, len(tokens) - 1 - used)))
+            self.accepted += drafted[1]
+            self.rejected += drafted[0] - drafted[1]
+        sent = Tokens(submit.request_id, tokens[:count], row.logprobs[:count], *drafted) if count else None
+        return sent, reason
 
     def unsent(self, logprobs: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
         """Of the log-probabilities of its next prompt tokens, those that were not sent before it was preempted."""

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
-from millstream.engine.generation.kv_budget import AHEAD, HORIZON, PROMPT_PER_STEP, SURE_TOKENS, KvBudget
-from millstream.engine.generation.kv_capacity import KEPT_TOKENS
+from millstream.engine.generation.kv_budget import KvBudget
+from millstream.engine.generation.kv_room import KvRoom
 from millstream.engine.generation.messages import (
     ClearPrefixCache,
     Generate,
@@ -23,12 +23,12 @@ from millstream.engine.generation.messages import (
     StepTokens,
     Tokens,
 )
-from millstream.engine.generation.plan import Plan, Prefill, RowOutput, StepResult
+from millstream.engine.generation.plan import Plan, Prefill, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
 from millstream.engine.generation.sparse_prompt import SparsePrompt
-from millstream.engine.generation.speculation.choice import Outcome
-from millstream.engine.generation.speculation.depth import PLAIN, Choice, SpeculationDepth
+from millstream.engine.generation.speculation.depth import SpeculationDepth
+from millstream.engine.generation.speculation.step_drafts import StepDrafts
 from millstream.engine.messages import Command, Event, Failed, Finished, Speculated, Started
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
 from millstream.engine.prefix_cache.index import Hit
@@ -72,13 +72,7 @@ class GenerationScheduler:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
         self._spec_prefill = spec_prefill
-        self._kv_budget = kv_budget or KvBudget(None)
-        self._sure_tokens = 0
-        """By how many tokens each row may grow without a check of the budget."""
-        self._tight = False
-        """Whether what rows leave must be freed: see `Plan.tight`."""
-        self._full = False
-        """True if the oldest waiting request did not fit, and no row has joined or left since: rows only grow."""
+        self._room = KvRoom(kv_budget or KvBudget(None))
         self._ages = itertools.count()
         self._cache = prefix_cache or NullPrefixCache()
         self._planner = PrefillPlanner(
@@ -102,13 +96,9 @@ class GenerationScheduler:
         self._restore: list[RestorePrefix] = []
         self._exporting = False
         self._started: list[Started] = []
-        self._speculation = speculation
-        self._quiet = False
-        """True if the last step only decoded, so that its work does not show in the time of the next."""
+        self._drafts = StepDrafts(speculation)
         self._changes = True
         """True if rows join in the step that was planned last."""
-        self._verified = False
-        """True if the last step verified drafts: then no row has computed its last token."""
 
     @property
     def idle(self) -> bool:
@@ -182,7 +172,7 @@ class GenerationScheduler:
         return prefilling + sum(request.kv_row.tokens for request in self._running.values())
 
     def speculated(self) -> Speculated | None:
-        return None if self._speculation is None else self._speculation.speculated
+        return self._drafts.speculated
 
     def close(self) -> None:
         """The engine is going: complete writes to disk."""
@@ -195,7 +185,8 @@ class GenerationScheduler:
     def plan(self) -> Plan:
         """The next step."""
         self.collect()
-        self._make_room()
+        for request in self._room.surplus(self._holding):
+            self.preempt(request.request_id)
         restore, self._restore = tuple(self._restore), []
         drop, self._drop = tuple(self._drop), []
         decode = tuple(self._running)
@@ -209,7 +200,11 @@ class GenerationScheduler:
             self._prefilling, waiting, self._admit, rows=len(self._running), joining=self._changes
         )
         prefill = tuple(map(self._with_save, planned.chunks))
-        drafts, choice = self._drafts()
+        drafts, choice = self._drafts.choose(
+            self._running.values(),
+            changes=self._changes,
+            fits=lambda depth: self._room.takes_drafts(depth, self._holding),
+        )
         for request in joining:
             request.in_batch = True
         orders = self._cache.orders()
@@ -227,7 +222,7 @@ class GenerationScheduler:
             drafts=drafts,
             odds=choice.odds if drafts else None,
             guess=choice.guess,
-            tight=self._tight,
+            tight=self._room.tight,
         )
 
     def started(self) -> list[Started]:
@@ -238,7 +233,7 @@ class GenerationScheduler:
     def advance(self, plan: Plan, result: StepResult, seconds: float = 0.0) -> list[Event]:
         """Book a step that succeeded. `seconds`: its duration, if known."""
         self._planner.observe(plan, result, seconds)
-        self._observe_drafts(plan, result, seconds)
+        self._drafts.observe(plan, result, seconds, changes=self._changes)
         events: list[Event] = self._prompt_logprobs(result)
         for chunk in plan.prefill:
             self._book_chunk(self._requests[chunk.request.request_id], chunk)
@@ -267,7 +262,8 @@ class GenerationScheduler:
         events: list[Event] = [self._fail(request, message) for request in [*self._running.values(), *self._prefilling]]
         self._drop.clear()
         self._restore.clear()
-        self._exporting = self._quiet = self._verified = False
+        self._exporting = False
+        self._drafts.failed()
         self._planner.reset()
         self._cache.reset()
         return events
@@ -290,78 +286,17 @@ class GenerationScheduler:
     def _wait(self, request: Request) -> None:
         request.arrived = self._planner.clock
         bisect.insort(self._waiting, request, key=lambda each: each.age)
-        self._full = False
+        self._room.freed()
 
-    def _make_room(self) -> None:
-        """Preempt the youngest requests until the next step fits. The oldest stays, whatever it needs."""
-        if not self._kv_budget.bounded:
-            return
-        if self._sure_tokens:
-            self._sure_tokens -= 1
-            return
-        requests = sorted((*self._prefilling, *self._running.values()), key=lambda request: request.age)
-        rows = [request.kv_row for request in requests]
-        longest = max((row.tokens for row in rows), default=0) + max(SURE_TOKENS)
-        self._tight = not self._kv_budget.has_plenty(len(rows), longest, KEPT_TOKENS)
-        if not self._tight or self._kv_budget.has_plenty(len(rows), longest):
-            self._sure_tokens = max(SURE_TOKENS)
-            return
-        self._sure_tokens = self._kv_budget.sure_tokens(rows)
-        while not self._sure_tokens and len(rows) > 1 and not self._kv_budget.fits(rows):
-            rows.pop()
-            self.preempt(requests.pop().request_id)
-
-    def _drafts(self) -> tuple[tuple[tuple[int, int], ...], Choice]:
-        """The rows that may speculate in the next step and how far, and by which odds. Not while rows join: they get
-        their slots first."""
-        if self._speculation is None or self._changes or self._speculation.stands_plain:
-            return (), PLAIN
-        rows = [each for each in self._running.values() if each.left > 1 and each.submit.speculate]
-        drafters = {each.request_id: self._speculation.drafters_of(each.submit) for each in rows}
-        choice = self._speculation.choose(drafters, len(self._running))
-        if not choice.depth or not self._fits_draft(choice.depth):
-            return (), choice
-        return tuple((each.request_id, min(each.left - 1, choice.depth)) for each in rows), choice
-
-    def _fits_draft(self, depth: int) -> bool:
-        """Whether every row may grow by a draft, and by the step before that is read for it: none is preempted for
-        drafts."""
-        if not self._kv_budget.bounded:
-            return True
-        if self._sure_tokens > depth:
-            self._sure_tokens -= depth + 1
-            return True
-        self._sure_tokens = 0
-        rows = [request.kv_row for request in (*self._prefilling, *self._running.values())]
-        return self._kv_budget.fits(rows, AHEAD + depth + 1)
-
-    def _observe_drafts(self, plan: Plan, result: StepResult, seconds: float) -> None:
-        """Tell what became of drafts; and what the pass took, if nothing else ran beside it."""
-        other_work = plan.prefill or plan.encode or plan.save or plan.restore or plan.drop or result.prefilling
-        quiet = not other_work and not self._changes
-        alone, self._quiet = quiet and self._quiet, quiet
-        self._verified = result.length > 1
-        if self._speculation is None:
-            return
-        drafted = [row for row in result.rows if row.proposed]
-        took: float | None = None
-        if self._verified:
-            took = result.pass_seconds
-        elif not result.waited and len(result.rows) == len(plan.decode):  # else it waited for less, or for more
-            took = seconds
-        self._speculation.observe(
-            [Outcome(row.request_id, row.source, row.proposed, row.accepted) for row in drafted],
-            guessed=result.guessed,
-            length=result.length,
-            rows=len(plan.decode),
-            tokens=1 + sum(row.accepted for row in drafted) / max(1, len(plan.decode)),
-            seconds=took if alone and took else None,
-            asking=result.asking_seconds,
-        )
+    @property
+    def _holding(self) -> list[Request]:
+        """Those that hold a row."""
+        return [*self._prefilling, *self._running.values()]
 
     def _admit(self, request: Request) -> Hit | None:
         """Give a waiting request a row, if there is room. Returns its cached prefix."""
-        if not self._fits(request):
+        holding = self._holding
+        if len(holding) >= self._max_rows or not self._room.takes(request, holding):
             return None
         self._waiting.remove(request)
         request.move(State.PREFILLING)
@@ -375,23 +310,6 @@ class GenerationScheduler:
     def _with_save(self, chunk: Prefill) -> Prefill:
         save = self._cache.save_chunk(self._requests[chunk.request.request_id].prefix, chunk.end)
         return chunk if save is None else replace(chunk, save=save)
-
-    def _fits(self, request: Request) -> bool:
-        if len(self._prefilling) + len(self._running) >= self._max_rows:
-            return False
-        if self._full or not self._kv_budget.bounded:
-            return not self._full
-        requests, prompt = (*self._prefilling, *self._running.values()), len(request.submit.prompt)
-        longest = max((each.held_tokens for each in requests), default=0)
-        ahead = HORIZON + prompt // PROMPT_PER_STEP
-        count, longest = len(requests) + 1, max(longest, prompt) + ahead
-        self._tight = self._tight or not self._kv_budget.has_plenty(count, longest, KEPT_TOKENS)
-        fits = not self._tight or self._kv_budget.has_plenty(count, longest)
-        fits = fits or self._kv_budget.admits([each.kv_row for each in requests], prompt)
-        self._full = not fits
-        if fits:
-            self._sure_tokens = 0
-        return fits
 
     def _book_chunk(self, request: Request, chunk: Prefill) -> None:
         if chunk.scores:
@@ -424,7 +342,7 @@ class GenerationScheduler:
             request.saving = 0
             joining.append(request)
         if joining:
-            self._sure_tokens, self._full = 0, False
+            self._room.joined()
         for request in joining:
             request.move(State.RUNNING)
             self._prefilling.remove(request)
@@ -460,40 +378,16 @@ class GenerationScheduler:
                 if generated >= submit.max_tokens:
                     events.append(self._finish(request, FinishReason.LENGTH))
             else:
-                self._accept(request, row, events)
+                sent, reason = request.accept(row)
+                if sent is not None:
+                    events.append(sent)
+                if reason is not None:
+                    events.append(self._finish(request, reason))
         if len(request_ids) >= COLUMNS_FROM:
             events.insert(0, StepTokens(tuple(request_ids), tuple(values)))
         else:
             events[:0] = [Tokens(request_id, (token,)) for request_id, token in zip(request_ids, values, strict=True)]
         return events
-
-    def _accept(self, request: Request, row: RowOutput, events: list[Event]) -> None:
-        """Cut a row's output at the first stop token or at the limit. A stop token before `min_tokens` has probability
-        0; if rounding lets one through, it ends nothing."""
-        submit, tokens = request.submit, row.tokens
-        count = used = 0
-        reason: FinishReason | None = None
-        for token in tokens:
-            used += 1
-            request.generated += 1
-            if token in submit.stop_tokens and request.generated > submit.min_tokens:
-                reason = FinishReason.STOP
-                break
-            count += 1
-            if request.generated >= submit.max_tokens:
-                reason = FinishReason.LENGTH
-                break
-        request.tokens += tokens
-        drafted: tuple[int, ...] = ()
-        if row.proposed:
-            # Accepted tokens are the last but one and those before it; some may come after the end.
-            drafted = (row.proposed, max(0, row.accepted - max(0, len(tokens) - 1 - used)))
-            request.accepted += drafted[1]
-            request.rejected += drafted[0] - drafted[1]
-        if count:
-            events.append(Tokens(submit.request_id, tokens[:count], row.logprobs[:count], *drafted))
-        if reason is not None:
-            events.append(self._finish(request, reason))
 
     def _finish(self, request: Request, reason: FinishReason) -> Finished:
         self._remove(request)
@@ -507,13 +401,12 @@ class GenerationScheduler:
 
     def _remove(self, request: Request) -> None:
         del self._requests[request.request_id]
-        if self._speculation is not None:
-            self._speculation.forget(request.request_id)
+        self._drafts.forget(request.request_id)
         self._leave_queue(request)
 
     def _leave_queue(self, request: Request) -> None:
         """A row is dropped by the next plan."""
-        self._full = False
+        self._room.freed()
         match request.state:
             case State.WAITING:
                 self._waiting.remove(request)
@@ -524,4 +417,4 @@ class GenerationScheduler:
             case State.RUNNING:
                 del self._running[request.request_id]
                 self._drop.append(request.request_id)
-                self._cache.ended(request.prefix, request.tokens, computed_last=not self._verified)
+                self._cache.ended(request.prefix, request.tokens, computed_last=not self._drafts.verified)
