@@ -7,17 +7,16 @@ streams may have. Short prompts may overtake long ones, by a bounded amount.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
 from millstream.engine.generation.plan import EncodeMedia, Plan, Prefill, StepResult
+from millstream.engine.generation.prefill_chunks import Admit, PrefillChunks
 from millstream.engine.generation.request import Request, State
 from millstream.engine.generation.short_prompts import FEW, ShortPrompts
 from millstream.engine.prefix_cache.cache import PrefixCache
-from millstream.engine.prefix_cache.index import Hit
 
 PATIENCE = 16
 """How long a prompt may wait for its prefill before chunks grow, in longest gaps: 0.8 s for gaps of 50 ms."""
@@ -30,9 +29,6 @@ RECEIVED_TOKEN = 1e-7
 
 RECEIVED_SHARE = 0.25
 """What it may take of a decode step that also begins the prompt."""
-
-Admit = Callable[[Request], Hit | None]
-"""Gives a waiting request a row and returns its cached prefix; None if there is no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +59,17 @@ class PrefillPlanner:
         depth_cost: float = 0.0,
         scoring_cost: float = 1.0,
     ) -> None:
-        """`whole_media`: no chunk may end inside an image. `depth_cost`: by how much a token costs more for each token
-        before it, relative to the first. `scoring_cost`: what a token costs a draft model that scores a prompt."""
-        self._scoring_cost = scoring_cost
-        self._depth_cost = depth_cost
+        """`whole_media`, `depth_cost`, `scoring_cost`: see `PrefillChunks`."""
+        self._chunks = PrefillChunks(
+            sizer,
+            prefix_cache,
+            prefill_tokens=prefill_tokens,
+            whole_media=whole_media,
+            depth_cost=depth_cost,
+            scoring_cost=scoring_cost,
+        )
         self._sizer = sizer
         self._prefill_tokens = prefill_tokens
-        self._cache = prefix_cache
-        self._whole_media = whole_media
         self._patience = PATIENCE * sizer.max_gap
         self._credit = float(sizer.most)
         """Tokens of short prompts that may overtake."""
@@ -103,8 +102,8 @@ class PrefillPlanner:
         if complete or encode or not chunks:
             return PlannedPrefill(chunks, encode, complete or bool(encode))
         if parts is None:
-            cost = sum(self._cost(chunk.start, chunk.end) for chunk in chunks)
-            most = self._sizer.gentle_chunk(1 + self._depth_cost * chunks[0].start)
+            cost = sum(self._chunks.cost(chunk.start, chunk.end) for chunk in chunks)
+            most = self._sizer.gentle_chunk(1 + self._chunks.depth_cost * chunks[0].start)
             gentle = sum(chunk.end - chunk.start for chunk in chunks) <= most
             parts = self._sizer.parts(cost, gentle=gentle, short=all(chunk.joins for chunk in chunks))
         return PlannedPrefill(chunks, parts=parts)
@@ -113,9 +112,9 @@ class PrefillPlanner:
         queue = [*_unfinished(prefilling), *waiting]
         overtaking = self._overtaking(queue, self._prefill_tokens)
         others = [request for request in queue if request not in overtaking]
-        chunks = [*self._fill(overtaking, admit, self._prefill_tokens)]
-        spent = sum(max(1, self._price(chunk)) for chunk in chunks)
-        chunks += self._fill(others, admit, self._prefill_tokens - spent)
+        chunks = [*self._chunks.fill(overtaking, admit, self._prefill_tokens)]
+        spent = sum(max(1, self._chunks.price(chunk)) for chunk in chunks)
+        chunks += self._chunks.fill(others, admit, self._prefill_tokens - spent)
         self._book(chunks, overtaking)
         return chunks
 
@@ -127,7 +126,7 @@ class PrefillPlanner:
         queue = [*started, *waiting]
         if any(request.submit.media and request.next_media is not None for request in (*started, *queue[:1])):
             # Encoding takes its part of the step as well.
-            chunks = [*self._fill(queue, admit, self._beside_media, beside_rows=True)]
+            chunks = [*self._chunks.fill(queue, admit, self._beside_media, beside_rows=True)]
             self._book(chunks)
             return chunks, True, None
         pace = self._needed_pace(queue)
@@ -135,7 +134,7 @@ class PrefillPlanner:
             return *self._unmeasured(queue, pace, admit), None
         overtaking = self._overtaking(queue, passes.tokens(self._sizer.rows))
         short = overtaking or list(takewhile(self._is_short, queue))
-        lengths = [self._left(request) for request in short]
+        lengths = [self._chunks.left(request) for request in short]
         if short and not overtaking and self._gathers(passes, short):
             return [], False, None
         chosen = passes.choose(lengths, self._sizer.rows, pace)
@@ -144,7 +143,7 @@ class PrefillPlanner:
         if not chosen.count:
             return self._oldest(queue, pace, admit), False, None
         sharing = short[: chosen.count]
-        chunks = [*self._fill(sharing, admit, sum(max(1, length) for length in lengths[: chosen.count]))]
+        chunks = [*self._chunks.fill(sharing, admit, sum(max(1, length) for length in lengths[: chosen.count]))]
         self._book(chunks, overtaking)
         return chunks, not chosen.parts, chosen.parts or None
 
@@ -155,9 +154,9 @@ class PrefillPlanner:
         if queue and self._has_just_arrived(queue[0]):
             self._received = queue[0].request_id
             return []
-        weight = 1 + self._depth_cost * (queue[0].prefilled if queue else 0)
-        chunk = self._sizer.chunk_for(pace, weight, self._depth_cost)
-        chunks = [*self._fill(queue, admit, chunk, beside_rows=True)]
+        weight = 1 + self._chunks.depth_cost * (queue[0].prefilled if queue else 0)
+        chunk = self._sizer.chunk_for(pace, weight, self._chunks.depth_cost)
+        chunks = [*self._chunks.fill(queue, admit, chunk, beside_rows=True)]
         self._book(chunks)
         return chunks
 
@@ -166,7 +165,7 @@ class PrefillPlanner:
             return False
         decode = self._sizer.decode(self._sizer.rows)
         takes_long = decode is not None and len(request.submit.prompt) * RECEIVED_TOKEN > RECEIVED_SHARE * decode
-        return takes_long and request.arrived == self.clock and self._left(request) > self._sizer.most
+        return takes_long and request.arrived == self.clock and self._chunks.left(request) > self._sizer.most
 
     def _unmeasured(self, queue: Sequence[Request], pace: float, admit: Admit) -> tuple[list[Prefill], bool]:
         """Chunks, and whether the step must complete them: where costs are not known well, or steps are long."""
@@ -174,16 +173,16 @@ class PrefillPlanner:
         complete = self._sizer.is_slow or len(short) >= self._sizer.rows
         if not complete and self._should_gather(short):
             return [], False
-        budget = self._at_once if complete else min(self._prefill_tokens, self._sizer.in_parts(pace))
+        budget = self._chunks.at_once if complete else min(self._prefill_tokens, self._sizer.in_parts(pace))
         overtaking = self._overtaking(queue, budget)
-        short = overtaking or _fitting(short, self._left, budget)
-        if short and self._left(short[0]) > budget:
+        short = overtaking or _fitting(short, self._chunks.left, budget)
+        if short and self._chunks.left(short[0]) > budget:
             # Where 100 tokens take longer than the gap, prompts that are cut would leave the batch of a busy server
             # half empty. So one that has lost its patience is not.
             late = short[0].arrived + self._patience < self.clock
-            budget = self._left(short[0]) if late else self._sizer.at_most(budget)
+            budget = self._chunks.left(short[0]) if late else self._sizer.at_most(budget)
             complete = complete or late
-        chunks = [*self._fill(short, admit, budget, beside_rows=True)]
+        chunks = [*self._chunks.fill(short, admit, budget, beside_rows=True)]
         if not chunks:
             return self._oldest(queue, pace, admit), False
         self._book(chunks, overtaking)
@@ -215,7 +214,7 @@ class PrefillPlanner:
         """The step of this plan took so long."""
         self.clock += seconds
         self._chunk_pending = result.prefilling
-        tokens = sum(self._chunk_cost(chunk) for chunk in plan.prefill)
+        tokens = sum(self._chunks.chunk_cost(chunk) for chunk in plan.prefill)
         if plan.encode or result.length > 1:
             self._sizer.skip_steps()
         self._observe_pass(plan, result, seconds)
@@ -237,40 +236,10 @@ class PrefillPlanner:
         self._sizer.passes.forget()
 
     @property
-    def _at_once(self) -> int:
-        """How many tokens a step beside rows may prefill if it completes them."""
-        limit = self._sizer.at_once
-        return self._prefill_tokens if limit is None else min(self._prefill_tokens, limit)
-
-    @property
     def _beside_media(self) -> int:
         """How many tokens a step beside rows may prefill if it encodes media for as long."""
         limit = self._sizer.at_once
         return self._sizer.chunk if limit is None else max(self._sizer.chunk, self._sizer.at_most(limit / 2))
-
-    def _left(self, request: Request) -> int:
-        """Tokens to prefill. For a waiting request, those that were not cached when it was first looked at."""
-        if request.state is not State.WAITING:
-            return request.work
-        if request.prefix.expected is None:
-            request.prefix.expected = self._cache.peek(request.prefix)
-        return request.work_after(request.prefix.expected)
-
-    def _cost(self, start: int, end: int) -> float:
-        """What these tokens of a prompt cost, in tokens of the beginning of one: attention reads all before them."""
-        return (end - start) * (1 + self._depth_cost * (start + end) / 2)
-
-    def _chunk_cost(self, chunk: Prefill) -> float:
-        """The same of a chunk. Of a prompt that is read in part, as much is missing before it as in it."""
-        if chunk.spans:
-            share = chunk.tokens / (chunk.end - chunk.start)
-            return chunk.tokens * (1 + self._depth_cost * share * (chunk.start + chunk.end) / 2)
-        cost = self._cost(chunk.start, chunk.end)
-        return self._scoring_cost * cost if chunk.scores else cost
-
-    def _price(self, chunk: Prefill) -> int:
-        """What a chunk takes of a budget, in tokens."""
-        return math.ceil(self._scoring_cost * chunk.tokens) if chunk.scores else chunk.tokens
 
     def _is_short(self, request: Request) -> bool:
         """True if one chunk will do, even a gentle one. The end of a long prompt is not short: it may span steps. A
@@ -278,7 +247,7 @@ class PrefillPlanner:
         if request.sparse is not None:
             return False
         started = request.state is State.PREFILLING and request.prefilled > request.prefix.hit.tokens
-        return not started and self._left(request) <= self._sizer.most
+        return not started and self._chunks.left(request) <= self._sizer.most
 
     def _overtaking(self, queue: Sequence[Request], budget: int) -> list[Request]:
         """Short prompts that go before the oldest one, which is long and has started: one that waits for memory or for
@@ -286,93 +255,23 @@ class PrefillPlanner:
         if not queue or self._is_short(queue[0]) or queue[0].state is State.WAITING:
             return []
         limit = min(budget, int(self._credit))
-        chosen = _fitting([request for request in queue if self._is_short(request)], self._left, limit)
-        return chosen if chosen and self._left(chosen[0]) <= limit else []
+        chosen = _fitting([request for request in queue if self._is_short(request)], self._chunks.left, limit)
+        return chosen if chosen and self._chunks.left(chosen[0]) <= limit else []
 
     def _needed_pace(self, queue: Iterable[Request]) -> float:
         """Tokens per second that complete every prompt within the patience, as far as it is not over."""
         tokens, pace = 0.0, 0.0
         for request in queue:
-            tokens += self._cost(request.prefill_end - self._left(request), request.prefill_end)
+            tokens += self._chunks.cost(request.prefill_end - self._chunks.left(request), request.prefill_end)
             seconds = request.arrived + self._patience - self.clock
             pace = max(pace, tokens / max(seconds, self._sizer.max_gap))
         return pace
-
-    def _fill(
-        self, queue: Iterable[Request], admit: Admit, budget: int, *, beside_rows: bool = False
-    ) -> Iterator[Prefill]:
-        """Spend the budget in order. A request gets a row only together with its first chunk."""
-        first = True
-        for request in queue:
-            if budget <= 0 or (beside_rows and not first and self._left(request) > budget < self._sizer.least):
-                return
-            hit: Hit | None = None
-            if request.state is State.WAITING:
-                if (hit := admit(request)) is None:
-                    return
-                request.prefilled = hit.tokens
-            if request.sparse is not None:
-                if (chunk := self._sparse_chunk(request, budget)) is not None:
-                    yield chunk
-                    budget -= self._price(chunk)
-                    if not chunk.joins:
-                        return
-                continue
-            length = self._length(request, budget, beside_rows=beside_rows, first=first)
-            for chunk in self._cut(request, length, hit):
-                yield chunk
-                # A one-token prompt has nothing to prefill, and its row still costs something in this step.
-                budget -= max(1, chunk.end - chunk.start)
-            if request.prefilled + length < request.prefill_end and not request.submit.media:
-                return  # what is left of a budget is too little for a usual length
-            first = False
-
-    def _length(self, request: Request, budget: int, *, beside_rows: bool, first: bool) -> int:
-        """All that is left of a prompt or what the budget allows; if that is cut beside rows, a usual length."""
-        left = request.prefill_end - request.prefilled
-        if beside_rows and request.submit.prompt_logprobs is not None:
-            budget = min(budget, self._sizer.at_most(self._at_once))  # its chunks are computed at once
-        if left <= budget or first or not beside_rows:
-            return min(left, budget)
-        return min(left, self._sizer.at_most(budget))
-
-    def _sparse_chunk(self, request: Request, budget: int) -> Prefill | None:
-        """The next chunk of a prompt that is read in part: the draft model reads it, then the target. None while the
-        backend chooses."""
-        sparse, submit, end = request.sparse, request.submit, request.prefill_end
-        assert sparse is not None
-        if sparse.kept is None:
-            scoring = sparse.next_scoring(budget, end)
-            return None if scoring is None else Prefill(submit, *scoring, scores=True)
-        spans = sparse.next_reading(request.prefilled, budget, end)
-        start, hit = request.prefilled, request.prefix.hit
-        chunk = Prefill(submit, start, spans[-1][1] if spans else end, spans=spans)
-        if hit.tokens and start == hit.tokens:
-            chunk = replace(chunk, reuse=hit.handles, reuse_checkpoint=hit.checkpoint)
-        return chunk
-
-    def _cut(self, request: Request, length: int, hit: Hit | None) -> Iterator[Prefill]:
-        """The next `length` tokens of a prompt, cut where checkpoints are saved. Of a prompt with media, one chunk at
-        most, which ends before those that are not encoded."""
-        start, stop = request.prefilled, request.prefilled + length
-        while True:
-            end = next((position for position in request.prefix.checkpoints if start < position < stop), stop)
-            if request.submit.media:
-                end = stop = request.chunk_end(end, whole_media=self._whole_media)
-            chunk = Prefill(request.submit, start, end)
-            if hit is not None and hit.tokens and start == hit.tokens:
-                chunk = replace(chunk, reuse=hit.handles, reuse_checkpoint=hit.checkpoint)
-            if end > start or chunk.joins or hit is not None:
-                yield chunk
-            if end >= stop:
-                return
-            start = end
 
     def _book(self, chunks: Iterable[Prefill], overtaking: Iterable[Request] = ()) -> None:
         """Those that overtake spend credit, all others earn it."""
         overtakers = {request.request_id for request in overtaking}
         for chunk in chunks:
-            tokens = self._price(chunk)
+            tokens = self._chunks.price(chunk)
             self._credit += -tokens if chunk.request.request_id in overtakers else tokens * OVERTAKING
         self._credit = min(self._credit, max(self._prefill_tokens, self._sizer.most))
 
