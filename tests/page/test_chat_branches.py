@@ -65,7 +65,7 @@ def test_edit_retry_and_branch(chat: ChatPage, scripted: ScriptedServer) -> None
 
     expect(chat.answer(1).get_by_role("button", name="Next version")).to_be_focused()
 
-    chat.page.reload()
+    chat.reload()
     expect(chat.answers).to_have_count(2)
     assert chat.text(1) == "Answer 2 to: second", "the chosen branch is remembered"
     chat.ask("third")
@@ -149,7 +149,7 @@ def test_settings_reach_the_server(chat: ChatPage, scripted: ScriptedServer) -> 
     assert "top_k" not in body
     chat.finished(1)
     assert "Speak like a miller." in scripted.prompts[-1]
-    chat.page.reload()
+    chat.reload()
     chat.page.get_by_role("button", name="Settings of this chat").click()
     expect(chat.page.get_by_label("System prompt")).to_have_value("Speak like a miller.")
     chat.page.keyboard.press("Escape")
@@ -192,7 +192,7 @@ def test_tool_calls_are_shown_and_answered(chat: ChatPage, scripted: ScriptedSer
     chat.finished(2)
     assert chat.text() == "It rains."
     assert "rain, 9 degrees" in scripted.prompts[-1]
-    chat.page.reload()
+    chat.reload()
     expect(chat.page.locator(".message.tool")).to_contain_text("rain, 9 degrees")
 
 
@@ -205,7 +205,7 @@ def test_the_picker_shows_loads_and_failures(chat: ChatPage) -> None:
         route.fulfill(json=models)
 
     chat.page.route("**/v1/models", answer)
-    chat.page.reload()
+    chat.reload()
     expect(chat.page.locator("#model-state")).to_have_text("Reading weights 40 %")
     expect(chat.page.get_by_role("progressbar")).to_have_attribute("value", "0.4")
     state.update(state="failed", progress=None, error="The file is broken.")
@@ -223,7 +223,7 @@ def test_audio_is_offered_where_the_model_takes_it(chat: ChatPage, opened: tuple
         route.fulfill(json=models)
 
     chat.page.route("**/v1/models", listening)
-    chat.page.reload()
+    chat.reload()
     expect(chat.page.get_by_role("button", name="Add files")).to_be_visible()
     sound = {"name": "word.wav", "mimeType": "audio/wav", "buffer": b"RIFF....WAVE"}
     chat.page.locator("#file").set_input_files(sound)
@@ -248,7 +248,7 @@ def test_deleting_a_chat_that_is_being_answered(chat: ChatPage, scripted: Script
     chat.page.get_by_role("button", name="Delete this chat").click()
     chat.page.get_by_role("button", name="Delete", exact=True).click()
     expect(chat.answers).to_have_count(0)
-    chat.page.reload()
+    chat.reload()
     expect(chat.page.locator("#conversations")).to_contain_text("Your conversations appear here")
 
 

@@ -66,7 +66,7 @@ def test_an_answer_streams_and_is_there_after_a_reload(chat: ChatPage) -> None:
     assert chat.field.input_value() == "" and chat.field.evaluate("(field) => field === document.activeElement")
 
     said = chat.text()
-    chat.page.reload()
+    chat.reload()
     expect(chat.questions).to_have_text(re.compile("water wheel"))
     assert chat.text() == said
     assert chat.page.locator("#conversations a").inner_text() == "Tell me about the water wheel of a mill."
@@ -126,7 +126,7 @@ def test_models_are_switched_and_an_image_is_dropped(chat: ChatPage) -> None:
     assert chat.answer().locator(".who").inner_text() == VISION
     expect(chat.page.locator("#model option:checked")).to_have_text(VISION)
 
-    chat.page.reload()
+    chat.reload()
     image = chat.questions.locator("img")
     expect(image).to_have_attribute("alt", "teal.png")
     chat.page.wait_for_function("document.querySelector('.message.user img').naturalWidth === 64")

@@ -24,6 +24,17 @@ PASTE = DROP.replace("#thread", "#message").replace(
     'target.dispatchEvent(new ClipboardEvent("paste", {clipboardData: files, bubbles: true, cancelable: true}));',
 )
 
+SAVED = """() => new Promise((resolve, reject) => {
+    const opening = indexedDB.open("millstream");
+    opening.onerror = () => reject(opening.error);
+    opening.onsuccess = () => {
+        const transaction = opening.result.transaction("conversations", "readwrite");
+        transaction.objectStore("conversations").count();
+        transaction.onabort = () => reject(transaction.error);
+        transaction.oncomplete = () => resolve(opening.result.close());
+    };
+})"""
+
 
 class ChatPage:
     def __init__(self, page: Page) -> None:
@@ -38,6 +49,11 @@ class ChatPage:
         self.page.goto("/")
         self.page.locator("#model option").first.wait_for(state="attached")
         return self
+
+    def reload(self) -> None:
+        """Waits for what is being saved: this transaction comes behind all earlier ones."""
+        self.page.evaluate(SAVED)
+        self.page.reload()
 
     def ask(self, text: str) -> None:
         self.field.fill(text)
