@@ -11,7 +11,10 @@ import mlx.core as mx
 from mlx_lm.models import base
 
 from millstream.backend.layers.softmax_attention import softmax_attention
-from millstream.backend.layers.vector_math import LARGE
+
+MANY_PAIRS = 8_192
+"""Pairs of queries and keys, in all heads, for which our softmax is faster: with 2,400 keys of one row, or 600 of four,
+attention took 0.24 ms instead of 0.35. With a quarter of them it is the other way round."""
 
 
 def cpu_attention(
@@ -31,9 +34,9 @@ def cpu_attention(
 
 
 def _pays(queries: mx.array, keys: mx.array) -> bool:
-    """True if there are enough pairs of queries and keys: those of a decode step are faster in one call of MLX."""
+    """True if there are enough pairs of queries and keys."""
     rows, heads, count, _ = queries.shape
-    return queries.dtype == mx.float32 and rows * heads * count * keys.shape[2] >= LARGE
+    return queries.dtype == mx.float32 and rows * heads * count * keys.shape[2] >= MANY_PAIRS
 
 
 def _is_supported(mask: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from millstream.backend.layers.vector_math import LARGE, exp_in_place
+from millstream.backend.layers.vector_math import LARGE, exp_of_difference
 
 _FLOOR = -1e30
 
@@ -18,7 +18,7 @@ def softmax_attention(
     large: int = LARGE,
     counts: mx.array | None = None,
 ) -> mx.array:
-    """`mask`: None, "causal", True for pairs that attend, or numbers to add. `large`: as for `exp_in_place`.
+    """`mask`: None, "causal", True for pairs that attend, or numbers to add. `large`: as for `exp_of_difference`.
     `counts`: of shape (rows, 1, length, 1): 1 for keys that count in the sums, 0 for others. Their values must be 0."""
     rows, heads, count, size = queries.shape
     groups, length = keys.shape[1], keys.shape[2]
@@ -30,6 +30,6 @@ def softmax_attention(
         split = scores.reshape(rows, heads, count, length)
         split = mx.where(mask, split, _FLOOR) if mask.dtype == mx.bool_ else split + mask
         scores = split.reshape(scores.shape)
-    weights = exp_in_place(scores - mx.max(scores, axis=-1, keepdims=True), large)
+    weights = exp_of_difference(scores, mx.max(scores, axis=-1, keepdims=True), large)
     total = weights @ (mx.ones((length, 1)) if counts is None else counts)
     return ((weights @ values) / total).reshape(rows, heads, count, values.shape[-1])

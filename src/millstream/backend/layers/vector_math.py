@@ -56,16 +56,33 @@ def has_mkl() -> bool:
     return _mkl("vmsExp") is not None and _mkl("vmsCdfNorm") is not None
 
 
+def exp_of_difference(x: mx.array, top: mx.array, large: int = LARGE) -> mx.array:
+    """e**(x - top), of float32 numbers. `large` as for `exp_in_place`."""
+    if x.size >= large and _mkl("vmsExp") is not None:
+        return _overwrite(x - top)
+    value, power = _difference_parts(x, top)
+    return value * mx.view(power, mx.float32)
+
+
 def exp_polynomial(x: mx.array) -> mx.array:
     """e**x as 2**n * 2**f. The power of two is built from its bits."""
+    value, power = _parts(x)
+    return value * mx.view(power, mx.float32)
+
+
+def _parts(x: mx.array) -> tuple[mx.array, mx.array]:
+    """The second factor of `exp_polynomial`, and the bits of the first."""
     scaled = mx.clip(x * _LOG2_E, -126.0, 126.0)
     exponent = (scaled + mx.where(scaled >= 0, 0.5, -0.5)).astype(mx.int32)
     fraction = scaled - exponent.astype(mx.float32)
     value: Any = _SERIES[-1]
     for factor in reversed(_SERIES[:-1]):
         value = value * fraction + factor
-    power: mx.array = value * mx.view((exponent + 127) << 23, mx.float32)
-    return power
+    return value, (exponent + 127) << 23
+
+
+# For any shape: a step's scores have another one for every token.
+_difference_parts = mx.compile(lambda x, top: _parts(x - top), shapeless=True)
 
 
 def gelu(x: mx.array) -> mx.array:

@@ -21,7 +21,7 @@ from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slots import SlotCaches
 from millstream.backend.generation.caches.widths import CHUNK_LENGTHS, exact, kernel_width
 from millstream.backend.generation.layers.block_frame import Frame, NotUnderstood, frame_guess, watched_frame
-from millstream.backend.generation.layers.block_parts import AttentionParts, Rope
+from millstream.backend.generation.layers.block_parts import AttentionParts
 from millstream.backend.generation.layers.fused_parts import FusedAttention
 from millstream.backend.kernels.compiled import rehearse
 from millstream.backend.kernels.small_matmul import WIDTHS
@@ -158,7 +158,7 @@ def uncompiled() -> Iterator[None]:
         mx.enable_compile()
 
 
-def check_rope(module: Any, rope: Rope, size: int) -> None:
+def check_rope(module: Any, rope: Callable[[mx.array, mx.array], mx.array], size: int) -> None:
     """Raises `NotUnderstood` if a rotary embedding was read wrongly. Positions of the other comparisons are small."""
     x = mx.random.normal((len(FAR), 1, 1, size), key=mx.random.key(9))
     expected = mx.concatenate([module(x[row : row + 1], offset=place) for row, place in enumerate(FAR)])

@@ -13,6 +13,7 @@ from millstream.backend.device import Device
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.slots import fits_slots
 from millstream.backend.generation.layers.narrow_rope import use_narrow_rope
+from millstream.backend.generation.layers.step_rope import use_step_rope
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.layout_choice.agreement import AGREED, ERRORS, Trial, disagreement
 from millstream.backend.generation.layout_choice.plain_cache import PlainCache
@@ -52,6 +53,8 @@ class LayoutChooser:
             replace_depthwise(model)
         if device.kind == "cuda":
             use_narrow_rope(model)
+        elif device.is_cpu and not subject.settings.like_gpu:
+            use_step_rope(model)
         if mkl:
             use_mkl_layout(model)
             if not subject.settings.like_gpu:
