@@ -12,22 +12,25 @@ from hypothesis import strategies as st
 
 from millstream.backend.generation.sampling.logprobs import RowLogprobs
 from millstream.backend.generation.sampling.penalties import Penalties
-from millstream.backend.generation.sampling.sampler import Sampler
+from millstream.backend.generation.sampling.sampler import Sampler, _descending, _softmax
 from millstream.types import Sampling
 from support.tiers import examples
 
 VOCAB = 40
+LARGE = 9_000
+"""On a CPU: one row is sorted by MLX, two are by NumPy, and the softmax is ours."""
 
 
-def logits(rows: int, seed: int = 0) -> mx.array:
-    return mx.array(np.random.default_rng(seed).normal(0, 2, (rows, VOCAB)).astype(np.float32))
+def logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> mx.array:
+    return mx.array(np.random.default_rng(seed).normal(0, 2, (rows, vocab)).astype(np.float32))
 
 
 def sample(row: Sampling, values: mx.array, positions: range) -> list[int]:
     """Many samples of one row: the same logits at many positions."""
     count = len(positions)
     sampler = Sampler([row] * count)
-    return sampler(mx.broadcast_to(values, (count, VOCAB)), mx.array(list(positions))).tolist()  # type: ignore[return-value]
+    values = mx.broadcast_to(values, (count, values.shape[-1]))
+    return sampler(values, mx.array(list(positions))).tolist()  # type: ignore[return-value]
 
 
 def allowed(row: Sampling, values: np.ndarray) -> set[int]:
@@ -69,10 +72,46 @@ def test_only_allowed_tokens_are_sampled(row: Sampling, seed: int) -> None:
     assert set(sample(row, values, range(300))) <= allowed(row, np.array(values)[0])
 
 
-@given(rows=st.lists(ROWS, min_size=1, max_size=6), seed=st.integers(0, 50))
+@pytest.mark.parametrize(
+    "row",
+    [
+        Sampling(temperature=0.7, top_p=0.9, seed=1),
+        Sampling(temperature=1.0, top_k=40, top_p=0.95, seed=2),
+        Sampling(temperature=1.3, top_k=5, seed=3),
+        Sampling(temperature=1.0, top_p=0.5, min_p=0.05, seed=4),
+    ],
+)
+def test_only_allowed_tokens_of_a_large_vocabulary_are_sampled(row: Sampling) -> None:
+    values = logits(1, 5, LARGE)
+    inside = allowed(row, np.array(values)[0])
+    drawn = [token for start in range(0, 300, 20) for token in sample(row, values, range(start, start + 20))]
+    assert set(drawn) <= inside
+    assert len(set(drawn)) > len(inside) / 10 or len(set(drawn)) > 50
+
+
+def test_a_large_vocabulary_is_sorted_as_a_small_one_is() -> None:
+    """Bit for bit, so that a row draws the same in every batch."""
+    probs = mx.softmax(logits(7, 3, LARGE), axis=-1)
+    ours = _descending(probs)
+    assert mx.array_equal(ours, mx.sort(probs, axis=-1)[:, ::-1]).item()
+    alone = mx.concatenate([_descending(probs[row : row + 1]) for row in range(7)])
+    assert mx.array_equal(ours, alone).item()
+
+
+def test_forbidden_tokens_of_a_large_vocabulary_have_no_probability() -> None:
+    scores = logits(3, 4, LARGE) * 20
+    forbidden = mx.arange(LARGE) % 3 == 0
+    scores = mx.where(forbidden, -math.inf, scores)
+    probs = _softmax(scores)
+    assert mx.all(mx.where(forbidden, probs == 0, probs >= 0)).item()
+    assert mx.allclose(probs, mx.softmax(scores, axis=-1), rtol=1e-5, atol=1e-30).item()
+    assert mx.array_equal(probs[1:2], _softmax(scores[1:2])).item()
+
+
+@given(rows=st.lists(ROWS, min_size=1, max_size=6), seed=st.integers(0, 50), vocab=st.sampled_from([VOCAB, LARGE]))
 @settings(max_examples=examples(60), deadline=None)
-def test_a_row_samples_the_same_alone_and_in_a_batch(rows: list[Sampling], seed: int) -> None:
-    values, positions = logits(len(rows), seed), mx.array([3 * index for index in range(len(rows))])
+def test_a_row_samples_the_same_alone_and_in_a_batch(rows: list[Sampling], seed: int, vocab: int) -> None:
+    values, positions = logits(len(rows), seed, vocab), mx.array([3 * index for index in range(len(rows))])
     together = Sampler(rows)(values, positions).tolist()
     alone = [
         Sampler([row])(values[index : index + 1], positions[index : index + 1]).item() for index, row in enumerate(rows)

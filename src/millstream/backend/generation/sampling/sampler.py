@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 
 from millstream.backend.kernels import sample as sample_kernel
 from millstream.backend.kernels.outbox import Letter
+from millstream.backend.layers.vector_math import exp_is_scalar, exp_of_difference
 from millstream.types import Sampling
+
+MANY_SORTED = 16_384
+"""Probabilities that a CPU sorts by NumPy. MLX takes 60 ns for each, NumPy 4 to 10; but the host waits for them,
+and prepares no step meanwhile."""
+
+LARGE_VOCABULARY = 4096
+"""From here on the softmax of an x86_64 CPU is ours."""
+
+_NEVER = 2**62
 
 # Scales u in [0, 1), so that u * total stays below the total after rounding.
 _BELOW_ONE = 1.0 - 1e-6
@@ -132,7 +142,7 @@ class _RandomSampler:
         self._sorted_rows = mx.array(sorted_rows, dtype=mx.int32)
 
     def __call__(self, logits: mx.array, positions: mx.array) -> mx.array:
-        probs = mx.softmax(logits / self._temperature, axis=-1)
+        probs = _softmax(logits / self._temperature)
         threshold = self._threshold(probs)
         if threshold is not None:
             probs = mx.where(probs >= threshold, probs, 0)
@@ -162,7 +172,7 @@ class _TopKTopP:
         self._top_p = _column([row.top_p for row in rows])
 
     def __call__(self, probs: mx.array) -> mx.array:
-        best = mx.sort(probs, axis=-1)[:, ::-1]
+        best = _descending(probs)
         # Tokens as likely as the k-th belong to the top k as well: there is no order among them.
         kth = mx.take_along_axis(best, mx.minimum(self._top_k, best.shape[-1]) - 1, axis=-1)
         in_top_k = mx.where(best >= kth, best, 0)
@@ -170,3 +180,28 @@ class _TopKTopP:
         inside = (before < self._top_p * mx.sum(in_top_k, axis=-1, keepdims=True)) & (in_top_k > 0)
         last = mx.maximum(mx.sum(inside, axis=-1, keepdims=True) - 1, 0)
         return mx.take_along_axis(best, last, axis=-1)
+
+
+def _on_cpu() -> bool:
+    return mx.default_device() == mx.Device(mx.DeviceType.cpu, 0)
+
+
+def _descending(probs: mx.array) -> mx.array:
+    """Each row's probabilities, the largest first."""
+    if probs.size < MANY_SORTED or not _on_cpu():
+        return mx.sort(probs, axis=-1)[:, ::-1]
+    mx.eval(probs)
+    return mx.array(np.sort(np.array(probs, copy=False), axis=-1))[:, ::-1]
+
+
+def _softmax(scores: mx.array) -> mx.array:
+    """By the size of the vocabulary alone, so that a row gets the same numbers in every batch."""
+    if scores.shape[-1] < LARGE_VOCABULARY or not exp_is_scalar() or not _on_cpu():
+        return mx.softmax(scores, axis=-1)
+    top = mx.max(scores, axis=-1, keepdims=True)
+    weights = _without_tiny(exp_of_difference(scores, top, _NEVER), scores, top)
+    return weights / mx.sum(weights, axis=-1, keepdims=True)
+
+
+# Tokens that are forbidden, minus infinity, have to get 0. The exponential ends at 2**-126.
+_without_tiny = mx.compile(lambda weights, x, top: mx.where(x - top > -87.0, weights, 0), shapeless=True)
