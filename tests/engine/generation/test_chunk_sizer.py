@@ -150,10 +150,33 @@ def test_a_chunk_that_spans_steps_may_be_longer_under_pressure() -> None:
     assert pressed(step=0.01, token=0.0001, parts=5).chunk_for(1e9) == 1024
 
 
-def test_rows_that_are_slower_than_the_gap_get_gentle_chunks() -> None:
+def test_rows_that_are_slower_than_the_gap_have_steps_of_a_few_of_theirs() -> None:
     sizer = pressed(step=0.06, token=0.001)
-    assert sizer.chunk_for(1e9) == sizer.chunk == 16
-    assert sizer.at_once == pytest.approx(30, abs=1)
+    assert sizer.chunk == 16
+    assert sizer.chunk_for(1e9) == 64, "60 and 64 ms, 2.1 steps; 128 tokens would make it 3.1"
+    assert sizer.at_once == pytest.approx(90, abs=1)
+
+
+def test_prompts_that_wait_long_may_make_longer_steps_beside_slow_rows_alone() -> None:
+    slow, quick = pressed(step=0.06, token=0.001), pressed(step=0.01, token=0.001)
+    before = quick.chunk_for(1e9)
+    slow.waited = quick.waited = 6.0
+    assert slow.chunk_for(1e9) == 256, "a sixteenth is 0.375 s"
+    assert quick.chunk_for(1e9) == before, "the longest gap holds"
+
+
+def test_the_fixed_cost_of_a_chunk_is_not_taken_for_that_of_its_tokens() -> None:
+    """A CPU reads all weights for a chunk, for 30 ms: else chunks of 16 tokens seem to cost 3 ms per token, and longer
+    ones too much."""
+    sizer = ChunkSizer(
+        most=64, least=16, longest=1024, free_seconds=0.01, fixed_seconds=0.03, token_seconds=0.0015, max_gap=0.05
+    )
+    for _ in range(3):
+        sizer.observe(rows=4, prompt_tokens=0, seconds=0.04)
+    for tokens in (16, 16, 16, 0, 0):
+        sizer.observe(rows=4, prompt_tokens=tokens, seconds=0.04 + (0.03 + 0.0015 * tokens if tokens else 0))
+    sizer.rows, sizer.waited = 4, 3.0
+    assert sizer.chunk_for(1e9) == 64, "166 of 169 ms"
 
 
 def test_costs_are_known_before_a_step_without_prefill_was_seen() -> None:

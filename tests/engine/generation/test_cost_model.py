@@ -82,10 +82,10 @@ def test_a_laptop_gets_short_chunks_and_caches_short_prompts(per_token: float) -
 
 
 def test_two_cores_get_about_what_was_tuned_there_by_hand() -> None:
-    """256 tokens per step, chunks of 4 to 128, every block saved."""
+    """256 tokens per step, chunks of 16 to 128, every block saved."""
     tuning = tune(two_cores())
     assert tuning.prefill_tokens == 256
-    assert tuning.shortest_chunk == 8
+    assert tuning.shortest_chunk == 16, "of 8 tokens the fixed cost would be most, and nobody measured them"
     assert tuning.gentle_chunk == 64
     assert tuning.min_new_tokens == tuning.block_tokens == 32
 

@@ -29,6 +29,10 @@ less than three times their usual gap, and steps differ."""
 GATHERING, GATHERING_GAPS = 10, 2
 """For how many decode steps, and longest gaps, short prompts may wait for others: each pass has a fixed cost."""
 
+WAIT_SHARE = 1 / 16
+"""Where the longest gap cannot be kept, a step may also take such a share of what the oldest prompt has waited for:
+after 4 s, 0.25 s."""
+
 LEAST_PARTS, MOST_PARTS, PRESSED_PARTS = 2, 8, 4
 """Steps that compute a chunk; and one that is longer than a gentle one, at most."""
 
@@ -44,8 +48,9 @@ _FALLING = 0.1
 
 class ChunkSizer:
     """`least` and `most` bound a gentle chunk; if equal, they fix it. `longest` bounds a chunk under pressure.
-    `free_seconds`: the time that a chunk may add to a step that is not much shorter itself. `max_gap`: the longest
-    step, in seconds, that a chunk under pressure may cause."""
+    `free_seconds`: the time that a chunk may add to a step that is not much shorter itself. `fixed_seconds`: what one
+    costs that a step completes, however short it is. `max_gap`: the longest step, in seconds, that a chunk under
+    pressure may cause."""
 
     def __init__(
         self,
@@ -54,15 +59,17 @@ class ChunkSizer:
         least: int,
         longest: int | None = None,
         free_seconds: float = 0.0,
+        fixed_seconds: float | None = None,
         max_gap: float = MAX_GAP,
         token_seconds: float | None = None,
         gentle_token_seconds: float | None = None,
         steps: Sequence[tuple[int, float]] = (),
         passes: Sequence[tuple[int, float]] = (),
     ) -> None:
-        """`token_seconds`, `steps`: what a prompt token and decode steps of some rows were measured to cost at load;
-        `gentle_token_seconds`: the token in a chunk of `most`, where fixed costs count for more. `passes`: what passes
-        over short prompts cost, (tokens, seconds), on a device that can spread them over steps."""
+        """`fixed_seconds`: None for `free_seconds`. `token_seconds`, `steps`: what a prompt token and decode steps of
+        some rows were measured to cost at load; `gentle_token_seconds`: the token in a chunk of `most`, where fixed
+        costs count for more. `passes`: what passes over short prompts cost, (tokens, seconds), on a device that can
+        spread them over steps."""
         if not 1 <= least <= most <= (longest or most):
             raise ValueError("a chunk has at least one token, and `least`, `most` and `longest` are in ascending order")
         if not max_gap > 0:
@@ -72,8 +79,11 @@ class ChunkSizer:
         self.max_gap = max_gap
         self._longest = longest or most
         self._free_seconds = free_seconds
+        self._fixed_seconds = free_seconds if fixed_seconds is None else fixed_seconds
         self.rows = 1
         """Rows of the step that is planned."""
+        self.waited = 0.0
+        """Seconds for which the oldest prompt has waited by then."""
         self._decode = DecodeCost(steps)
         """Of steps that only decode."""
         self.passes = PassCost(passes)
@@ -84,7 +94,7 @@ class ChunkSizer:
         self._fixed: float | None = None
         """What a step that completes prompts takes longer than its rows and tokens: less than the fixed cost of a
         chunk, as far as the host builds it while the device decodes."""
-        self._last_fixed = free_seconds
+        self._last_fixed = self._fixed_seconds
         self._token: float | None = None
         """Seconds that a prompt token adds beside rows, over all steps that compute it."""
         self._token_alone = token_seconds
@@ -120,20 +130,19 @@ class ChunkSizer:
         chunk = self.gentle_chunk(weight)
         if not token:
             return chunk
-        steps, slope = min(self._steps_per_chunk, PRESSED_PARTS + 1), self._slope_cost()
+        steps, slope, fixed = min(self._steps_per_chunk, PRESSED_PARTS + 1), self._slope_cost(), self._chunk_fixed
 
         def pace(tokens: int) -> float:
             weighted = tokens * (weight + growth * tokens / 2)
-            return weighted / (steps * decode + self._free_seconds + slope * weighted)
+            return weighted / (steps * decode + fixed + slope * weighted)
 
         def gap(tokens: int) -> float:
             # The step that builds a chunk evaluates nothing of one that spans several.
-            added = self._free_seconds + slope * tokens * (weight + growth * tokens / 2)
+            added = fixed + slope * tokens * (weight + growth * tokens / 2)
             return decode + added / max(1, steps - 1)
 
-        while (
-            pace(chunk) < tokens_per_second and chunk * 2 <= self._longest and gap(chunk * 2) <= MARGIN * self.max_gap
-        ):
+        longest_step = MARGIN * self._longest_step(decode)
+        while pace(chunk) < tokens_per_second and chunk * 2 <= self._longest and gap(chunk * 2) <= longest_step:
             chunk *= 2
         return chunk
 
@@ -141,7 +150,7 @@ class ChunkSizer:
     def at_once(self) -> int | None:
         """How many tokens one step may prefill completely, at least `least`. None if nothing is measured yet."""
         decode, token = self._costs()
-        return self._tokens_in(self.max_gap, decode) if token else None
+        return self._tokens_in(self._longest_step(decode), decode) if token else None
 
     @property
     def is_slow(self) -> bool:
@@ -167,10 +176,10 @@ class ChunkSizer:
         """How many tokens of short prompts a chunk may have that spans steps, each of them a few decode steps long at
         most; or as fast as this pace, up to the longest gap."""
         decode, _ = self._costs()
-        seconds = STRETCH * decode
+        seconds, longest = STRETCH * decode, self._longest_step(decode)
         while True:
-            tokens = self._tokens_in_parts(min(seconds, self.max_gap), decode)
-            if seconds >= self.max_gap or tokens >= tokens_per_second * seconds * self._steps_per_chunk:
+            tokens = self._tokens_in_parts(min(seconds, longest), decode)
+            if seconds >= longest or tokens >= tokens_per_second * seconds * self._steps_per_chunk:
                 return tokens
             seconds *= STRETCH
 
@@ -190,9 +199,25 @@ class ChunkSizer:
         seconds = self._free_seconds + self._slope_cost() * tokens
         return max(LEAST_PARTS, min(most, math.ceil(seconds / (decode if short else SHARE * decode))))
 
+    def _longest_step(self, decode: float) -> float:
+        """Seconds that a step may take at most because of prompts. Where even the shortest chunk makes it longer than
+        the longest gap (a CPU), it is a few decode steps, and more if prompts wait long: else each step reads so few
+        tokens that fixed costs exceed what streams gain, and the batch of a busy server stays nearly empty."""
+        parts = max(1, min(self._steps_per_chunk - 1, PRESSED_PARTS))
+        shortest = decode + (self._chunk_fixed + self.least * self._slope_cost()) / parts
+        if shortest <= self.max_gap:
+            return self.max_gap
+        return max(self.max_gap, STRETCH * decode, WAIT_SHARE * self.waited)
+
+    @property
+    def _chunk_fixed(self) -> float:
+        """Of a chunk that spans steps, as much as a decode step of a large model takes is hidden by those of the rows:
+        both read the weights."""
+        return self._fixed_seconds if self._steps_per_chunk == 1 else self._free_seconds
+
     @property
     def _fixed_cost(self) -> float:
-        return self._free_seconds if self._fixed is None else self._fixed
+        return self._chunk_fixed if self._fixed is None else self._fixed
 
     def _tokens_in(self, seconds: float, decode: float) -> int:
         """Tokens that a step of so many seconds completes; not less than a gentle chunk has."""
@@ -255,16 +280,16 @@ class ChunkSizer:
 
     def _observe_slope(self, tokens: float, added: float) -> None:
         """Of a chunk long enough to tell. One slow step means nothing: the first one of its shape compiles kernels."""
-        if tokens * (self._token_alone or 0.0) < self._free_seconds:
+        if tokens * (self._token_alone or 0.0) < self._chunk_fixed:
             return
-        seen = max(0.0, added - self._free_seconds) / tokens
+        seen = max(0.0, added - self._chunk_fixed) / tokens
         usual = seen if self._last_slope is None else min(seen, self._last_slope)
         self._last_slope = seen
         self._slope = _follow(self._slope, usual)
 
     def _observe_fixed(self, tokens: float, added: float) -> None:
         """Of a chunk so short that its tokens hardly count. Again, one slow step means nothing."""
-        if tokens * self._slope_cost() > self._free_seconds:
+        if tokens * self._slope_cost() > self._chunk_fixed:
             return
         seen = max(0.0, added - self._slope_cost() * tokens)
         usual, self._last_fixed = min(seen, self._last_fixed), seen

@@ -50,6 +50,8 @@ class Tuning:
     """The longest chunk while rows decode and prompts queue."""
     free_seconds: float = 0.0
     """What a chunk may add to a decode step, however short that is."""
+    fixed_seconds: float = 0.0
+    """What a chunk costs however short it is."""
     block_tokens: int = 16
     """Tokens per KV block of the prefix cache."""
     min_new_tokens: int = 16
@@ -83,6 +85,7 @@ def tune(facts: GenerationFacts) -> Tuning:
         shortest_chunk=shortest_chunk(measured),
         longest_chunk=min(MAX_CHUNK, PRESSURE * prefill_tokens),
         free_seconds=min(fixed_seconds(measured), MAX_FREE_SECONDS),
+        fixed_seconds=fixed_seconds(measured),
         block_tokens=block,
         min_new_tokens=min_new_tokens(measured, token_bytes, block),
         token_seconds=token_seconds(measured),
@@ -101,16 +104,21 @@ def token_seconds(measured: Calibration) -> float:
 
 
 def fixed_seconds(measured: Calibration) -> float:
-    """What a chunk costs however short it is: building its graph, launching it, reading the weights."""
+    """What a chunk costs however short it is: building its graph, launching it, reading the weights. From the shortest
+    one, less its tokens by what they cost more in that with the best throughput."""
     tokens, seconds = measured.chunks[0]
-    return max(0.0, seconds - tokens * token_seconds(measured))
+    most, longest = min(measured.chunks, key=lambda chunk: chunk[1] / chunk[0])
+    return max(0.0, seconds - tokens * (longest - seconds) / (most - tokens)) if most > tokens else 0.0
 
 
 def shortest_chunk(measured: Calibration) -> int:
     """A chunk that spends half its time on tokens: cutting finer would slow the prompt down more than it helps the
-    streams."""
+    streams. Not shorter than the shortest one that was measured, if that does not either: on a CPU, 8 tokens take as
+    long as 16."""
     tokens = fixed_seconds(measured) / token_seconds(measured)
-    return _bounded(2 ** int(math.log2(max(1.0, tokens))), SHORTEST_BOUNDS)
+    rule = _bounded(2 ** int(math.log2(max(1.0, tokens))), SHORTEST_BOUNDS)
+    least = measured.chunks[0][0]
+    return least if least / 2 < tokens < least else rule
 
 
 def block_tokens(token_bytes: int) -> int:

@@ -92,9 +92,11 @@ class PrefillPlanner:
         """The prefill of the next step. `waiting`: requests that may get a row, oldest first; `admit` adds them to
         `prefilling`. `rows`: how many decode in this step. `joining`: some of them for the first time."""
         self._sizer.rows = max(1, rows)
+        waiting = list(waiting)
+        oldest = next(iter((*_unfinished(prefilling), *waiting)), None)
+        self._sizer.waited = 0.0 if oldest is None else self.clock - oldest.arrived
         if not rows:
             return PlannedPrefill(self._chunks_alone(prefilling, waiting, admit), self._encode(prefilling, alone=True))
-        waiting = list(waiting)
         if self._chunk_pending or not (prefilling or waiting):
             return NOTHING
         chunks, complete, parts = self._chunks_beside_rows(prefilling, waiting, admit, joining)

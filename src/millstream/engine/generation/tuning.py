@@ -92,6 +92,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         least=min(tuning.shortest_chunk, most),
         longest=settings.prefill_chunk or max(most, tuning.longest_chunk),
         free_seconds=tuning.free_seconds,
+        fixed_seconds=tuning.fixed_seconds,
         max_gap=settings.max_token_gap,
         token_seconds=tuning.token_seconds,
         gentle_token_seconds=tuning.gentle_token_seconds,
