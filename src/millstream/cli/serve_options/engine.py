@@ -49,7 +49,8 @@ BATCHING = (
         "max_token_gap",
         MILLISECONDS,
         "longest time between two tokens of a stream, in milliseconds, that reading other prompts may cause while "
-        "prompts wait; prompts are read faster with longer gaps",
+        "prompts wait; prompts are read faster with longer gaps. A device that cannot keep it, such as a CPU, takes "
+        "2.5 decode steps, and more if prompts wait for seconds",
     ),
 )
 
