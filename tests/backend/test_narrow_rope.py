@@ -11,21 +11,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from millstream.backend.generation.layers.block_parts import read_rope
 from millstream.backend.generation.layers.narrow_rope import can_launch, is_narrow, rotated, use_narrow_rope
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-
-
-class Holder(nn.Module):  # type: ignore[misc]
-    def __init__(self, *ropes: Any) -> None:
-        super().__init__()
-        self.ropes = list(ropes)
+from support.ropes import LLAMA3, YARN, Holder
 
 
 @pytest.mark.parametrize(

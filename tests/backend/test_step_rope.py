@@ -17,15 +17,8 @@ from millstream.backend.generation.layers.step_rope import use_step_rope
 from millstream.backend.generation.layout_choice.chooser import LayoutChooser
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.weights.loading import load
+from support.ropes import LLAMA3, YARN, Holder
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LONG = {
     "type": "longrope",
     "original_max_position_embeddings": 64,
@@ -33,12 +26,6 @@ LONG = {
     "long_factor": [1.0 + each / 4 for each in range(8)],
 }
 OFFSETS = (0, 7, mx.array([0, 3, 1000, 17, 90_000], dtype=mx.int32), mx.array(9), mx.array([12]))
-
-
-class Holder(nn.Module):  # type: ignore[misc]
-    def __init__(self, *ropes: Any) -> None:
-        super().__init__()
-        self.ropes = list(ropes)
 
 
 class LyingRope(nn.RoPE):  # type: ignore[misc]
