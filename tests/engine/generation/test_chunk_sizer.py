@@ -162,6 +162,8 @@ def test_prompts_that_wait_long_may_make_longer_steps_beside_slow_rows_alone() -
     before = quick.chunk_for(1e9)
     slow.waited = quick.waited = 6.0
     assert slow.chunk_for(1e9) == 256, "a sixteenth is 0.375 s"
+    slow.waited = 60.0
+    assert slow.chunk_for(1e9) == 256, "ten gaps are 0.5 s"
     assert quick.chunk_for(1e9) == before, "the longest gap holds"
 
 

@@ -29,9 +29,9 @@ less than three times their usual gap, and steps differ."""
 GATHERING, GATHERING_GAPS = 10, 2
 """For how many decode steps, and longest gaps, short prompts may wait for others: each pass has a fixed cost."""
 
-WAIT_SHARE = 1 / 16
-"""Where the longest gap cannot be kept, a step may also take such a share of what the oldest prompt has waited for:
-after 4 s, 0.25 s."""
+WAIT_SHARE, MOST_GAPS = 1 / 16, 10
+"""Where the longest gap cannot be kept, a step may also take such a share of what the oldest prompt has waited for, up
+to so many longest gaps: after 4 s, 0.25 s, and at most 0.5 s."""
 
 LEAST_PARTS, MOST_PARTS, PRESSED_PARTS = 2, 8, 4
 """Steps that compute a chunk; and one that is longer than a gentle one, at most."""
@@ -207,7 +207,7 @@ class ChunkSizer:
         shortest = decode + (self._chunk_fixed + self.least * self._slope_cost()) / parts
         if shortest <= self.max_gap:
             return self.max_gap
-        return max(self.max_gap, STRETCH * decode, WAIT_SHARE * self.waited)
+        return max(STRETCH * decode, min(WAIT_SHARE * self.waited, MOST_GAPS * self.max_gap), self.max_gap)
 
     @property
     def _chunk_fixed(self) -> float:
