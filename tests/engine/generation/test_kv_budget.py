@@ -106,6 +106,13 @@ def test_a_row_may_be_as_long_as_its_budget_says(length: int, layout: tuple[Layo
     assert KvBudget(tokens_for_row(length, *layout), *layout).longest_row(2 * length) >= length
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_longer_row_never_needs_a_smaller_budget(layout: tuple[LayoutName, Windows]) -> None:
+    """It may start again at any length. With windows, joining takes more at 1,024 tokens than at 1,025."""
+    needed = [tokens_for_row(length, *layout) for length in range(1, 6000)]
+    assert needed == sorted(needed)
+
+
 @given(st.integers(0, 500_000), st.integers(1, 300_000), st.sampled_from(LAYOUTS))
 def test_the_longest_row_fits_in_every_phase(tokens: int, most: int, layout: tuple[LayoutName, Windows]) -> None:
     subject = KvBudget(tokens, *layout)

@@ -185,12 +185,15 @@ class KvBudget:
 
 def _alone(tokens: int, layout: Layout) -> int:
     """The most that one row ever takes until it has so many tokens, if it may start again at any length."""
-    peaks = [layout.step([Row(tokens, Phase.JOINING)], AHEAD)]
+    moments = [Row(tokens, Phase.JOINING)]
     capacity = kv_capacity(1)
     while capacity < tokens + AHEAD:
-        peaks.append(layout.step([Row(capacity, Phase.DECODING)], AHEAD))
+        moments.append(Row(capacity, Phase.DECODING))
+        # With windows, a shorter row that joins may take more than a longer one: those before the end of a class, which
+        # stay in it for now, and those at its end.
+        moments += [Row(each, Phase.JOINING) for each in (capacity - AHEAD, capacity) if each <= tokens]
         capacity = kv_capacity(capacity + 1)
-    return max(peaks)
+    return max(layout.step([moment], AHEAD) for moment in moments)
 
 
 def tokens_for_row(tokens: int, layout: LayoutName = "classes", windows: Windows = ()) -> int:
