@@ -88,7 +88,7 @@ def test_a_changing_batch_equals_single_requests(family: str, tiny_model: Callab
 @pytest.mark.parametrize(
     ("family", "path"),
     some(
-        [(family, path) for family in ("llama", "qwen3_moe", "gemma3_text") for path in PATHS],
+        [(family, path) for family in BATCHABLE for path in PATHS],
         [*(("llama", path) for path in PATHS), ("qwen3_moe", "all as on a GPU"), ("gemma3_text", "slots as on a GPU")],
     ),
 )
