@@ -110,7 +110,7 @@ def main(words: Sequence[str] | None = None) -> int:
         seconds, cpu = steps(backend, ids, arguments.steps)
         alone = matmuls(loaded.assembly.model, rows)
         pace = f"{1e3 * seconds:6.1f} ms per step, {rows / seconds:6.1f} tokens/s, {1e3 * cpu:.1f} ms of CPU time"
-        print(f"{rows:3} rows: {pace}; matmuls {1e3 * alone:.1f} ms; {operations(backend)} operations", flush=True)
+        print(f"{rows:3} rows: {pace}; matmuls {1e3 * alone:.2f} ms; {operations(backend)} operations", flush=True)
         backend.reset()
     return 0
 
