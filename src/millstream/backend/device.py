@@ -11,6 +11,10 @@ import mlx.core as mx
 from millstream.backend.kernels.compiled import keep_kernels
 
 MEMINFO = Path("/proc/meminfo")
+REUSED = 10
+"""MLX may hold the tenth part of a GPU's memory for reuse, unless another limit is given."""
+SPARED = 20
+"""CUDA itself needs memory too, for graphs and kernels: the twentieth part, as MLX reckons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,18 @@ def free_bytes(device: Device) -> int:
         return int(info["free_memory"]) + mx.get_cache_memory()
     # Beyond its recommended working set, Metal swaps.
     return int(info.get("max_recommended_working_set_size") or device.memory_bytes) - mx.get_active_memory()
+
+
+def limit_reuse(device: Device, cache_limit: int | None) -> None:
+    """Have MLX hold no more freed memory than that for reuse. By itself it would hold all that a GPU has, and give
+    nothing back when other programs fill it: the next allocation fails, or CUDA moves weights to the host and back."""
+    if cache_limit is None and not device.is_cpu:
+        cache_limit = device.memory_bytes // REUSED
+    if cache_limit is not None:
+        mx.set_cache_limit(cache_limit)
+    if device.kind == "cuda":
+        ours = mx.get_active_memory() + free_bytes(device)
+        mx.set_memory_limit(max(0, ours - device.memory_bytes // SPARED))
 
 
 def _ram() -> int:

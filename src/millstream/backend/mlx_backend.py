@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from millstream.backend.device import current_device
+from millstream.backend.device import current_device, limit_reuse
 from millstream.backend.kernels.compiled import keep_kernels
 from millstream.engine.ownership import OwnerGuard, at_thread_end
 from millstream.errors import DeviceLost, MillstreamError
@@ -29,9 +29,8 @@ class MlxBackend:
         # reused. It is a plain stream: on a foreign thread it raises instead of silently making a second one.
         self._stream = mx.default_stream(mx.default_device())
         at_thread_end(mx.clear_streams)  # a thread that ends with streams can abort the process when that exits
-        if cache_limit is not None:
-            mx.set_cache_limit(cache_limit)
         self._device = current_device()
+        limit_reuse(self._device, cache_limit)
         if self._device.kind == "cuda":
             keep_kernels(user_cache_dir() / "kernels")  # unless `use_device` has chosen another folder
         self._blas = blas

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from millstream.backend.device import current_device
+from millstream.backend.device import current_device, limit_reuse
 from millstream.backend.speech.loading import load_speaker
 from millstream.backend.speech.settings import SpeechSettings
 from millstream.backend.speech.speaker import Speaker
@@ -32,9 +32,8 @@ class MlxSpeechBackend:
         self._settings = settings
         self._stream = mx.default_stream(mx.default_device())
         at_thread_end(mx.clear_streams)  # a thread that ends with streams can abort the process when that exits
-        if settings.cache_limit is not None:
-            mx.set_cache_limit(settings.cache_limit)
         self._device = current_device()
+        limit_reuse(self._device, settings.cache_limit)
         self._speaker: Speaker | None = None
         self._weight_bytes = 0
         self._open: dict[int, _Batch] = {}

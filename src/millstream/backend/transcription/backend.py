@@ -6,7 +6,7 @@ import gc
 
 import mlx.core as mx
 
-from millstream.backend.device import current_device
+from millstream.backend.device import current_device, limit_reuse
 from millstream.backend.transcription.family import SteppingFamily
 from millstream.backend.transcription.loading import load_family
 from millstream.backend.transcription.settings import TranscriptionSettings
@@ -30,9 +30,8 @@ class MlxTranscriptionBackend:
         self._settings = settings
         self._stream = mx.default_stream(mx.default_device())
         at_thread_end(mx.clear_streams)  # a thread that ends with streams can abort the process when that exits
-        if settings.cache_limit is not None:
-            mx.set_cache_limit(settings.cache_limit)
         self._device = current_device()
+        limit_reuse(self._device, settings.cache_limit)
         self._family: SteppingFamily | None = None
 
     def load(self, report: Progress = ignore_progress) -> TranscriptionFacts:
