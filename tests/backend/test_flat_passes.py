@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -13,8 +11,6 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache
 from mlx_lm.utils import load_model
 
-from millstream.backend.generation import assembly
-from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.flat_caches import FlatCache, FlatPrompts, FlatStates, fits_flat_pass
 from millstream.backend.generation.caches.joining import JoiningRows, layer_window
@@ -22,13 +18,11 @@ from millstream.backend.generation.caches.quantized import KvQuantization
 from millstream.backend.generation.caches.widths import flat_length, padded_group
 from millstream.backend.generation.layers.attention import adopt_attention, attention
 from millstream.backend.generation.layers.state_layers import adopt_state_layers
-from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefill.flat import FlatPasses
 from millstream.backend.generation.prefill.groups import FlatMixedGroup
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts
 from millstream.engine.generation.messages import Generate
-from millstream.engine.generation.plan import Prefill
 from millstream.engine.prefix_cache.orders import SavePrefix
 from support.tiny import VOCAB, write_model
 
@@ -180,63 +174,3 @@ def test_lengths_and_rows_of_passes_are_few() -> None:
     rows = [padded_group(prompts) for prompts in range(1, 65)]
     assert all(prompts <= padded < 1.5 * prompts for prompts, padded in enumerate(rows, start=1))
     assert sorted(set(rows)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
-
-
-def test_a_load_runs_padded_groups_in_their_usual_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def group(model: object, submits: list[Generate], *padded: object) -> SimpleNamespace:
-        seen.append((len(submits), len(submits[0].prompt) - 1))
-        return SimpleNamespace(arrays=[], take=lambda ids: ([each for each in submits if each.request_id in ids], rows))
-
-    rows = object()
-    inside: set[int] = set()
-
-    def join(members: list[Generate], joining: list[object]) -> None:
-        assert joining == [rows] and not inside, "one group after the other"
-        inside.update(each.request_id for each in members)
-        joined.append(len(members))
-
-    joined: list[int] = []
-    batch = SimpleNamespace(join=join, drop=inside.difference_update)
-    monkeypatch.setattr(Assembly, "make", lambda self, layout, store: (batch, None))
-    monkeypatch.setattr(assembly, "RightPaddedGroup", group)
-    mixed = Layout("mixed", "kernels", group_fill=0.5, padded_chunks=True)
-    subject = Assembly(object(), 8)
-    subject.warm_up_prompts(mixed, 2048, 7)
-    assert seen == [(rows, length) for length in (128, 64, 256) for rows in (2, 3, 4, 6, 8)]
-    assert joined == [rows for rows, _ in seen], "and have their rows join"
-    seen.clear()
-    subject.warm_up_prompts(mixed, 100, 200)
-    assert seen == [(rows, 64) for rows in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)], "at most 8,192 tokens"
-    for other in (replace(mixed, padded_chunks=False), replace(mixed, group_fill=None), replace(mixed, caches="slots")):
-        subject.warm_up_prompts(other, 2048, 8)
-    assert len(seen) == 13
-
-
-def test_a_load_runs_flat_passes_and_has_their_rows_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes: list[list[int]] = []
-    inside: set[int] = set()
-
-    def join(submits: list[Generate], rows: object) -> None:
-        assert not inside, "one pass after the other"
-        inside.update(each.request_id for each in submits)
-
-    def prefill(chunks: list[Prefill]) -> list[mx.array]:
-        assert all(chunk.joins and not chunk.start for chunk in chunks)
-        passes.append([chunk.end for chunk in chunks])
-        joining[:] = [chunk.request for chunk in chunks]
-        return []
-
-    joining: list[Generate] = []
-    batch = SimpleNamespace(join=join, drop=inside.difference_update, forward=lambda: mx.zeros(1))
-    prefiller = SimpleNamespace(prefill=prefill, take=lambda ids: (joining[: len(ids)], None))
-    monkeypatch.setattr(Assembly, "make", lambda self, layout, store: (batch, prefiller))
-    monkeypatch.setattr(Assembly, "_flat_passes", lambda self, layout: object())
-    subject, flat = Assembly(object(), 8), Layout("classes", "kernels", flat_prompts=True)
-    subject.warm_up_prompts(flat, 1024, 4)
-    assert [sum(each) for each in passes] == [64, 128, 256, 384, 512, 640, 768, 896, 1024], "every length"
-    assert [len(each) for each in passes] == [1, 1, 2, 3, 4, 4, 4, 4, 4] and not inside
-    passes.clear()
-    subject.warm_up_prompts(flat, 4096, 1)
-    assert passes == [[64], [128], [256], [384], [512]], "longer prompts have no such pass"

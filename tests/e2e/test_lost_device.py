@@ -9,7 +9,7 @@ import httpx
 import mlx.core as mx
 import pytest
 
-from millstream.backend.mlx_backend import MlxBackend, tells_lost_device
+from millstream.backend.mlx_backend import MlxBackend, explains_failed_loads
 from millstream.config import Settings
 from millstream.errors import DeviceLost, ModelError
 from millstream.loading import generation
@@ -50,7 +50,7 @@ class Device(MlxBackend):
     def device_works(self) -> bool:
         return self._works and super().device_works()
 
-    @tells_lost_device
+    @explains_failed_loads
     def load(self) -> None:
         raise self._error
 
@@ -61,6 +61,11 @@ class Device(MlxBackend):
         (False, RuntimeError("an illegal instruction was encountered"), DeviceLost),
         (True, RuntimeError("a weight has another shape"), RuntimeError),
         (False, ModelError("no such file"), ModelError),
+        (True, RuntimeError("cudaMallocAsync(&data, size, stream) failed: out of memory"), ModelError),
+        (True, RuntimeError("[malloc] Unable to allocate 68719476736 bytes."), ModelError),
+        (True, RuntimeError("[metal::malloc] Attempting to allocate 9 bytes which is greater than"), ModelError),
+        (True, MemoryError(), ModelError),
+        (False, RuntimeError("out of memory"), DeviceLost),
     ],
 )
 def test_a_failed_load_tells_whether_the_device_is_gone(works: bool, error: Exception, raised: type) -> None:
@@ -69,3 +74,8 @@ def test_a_failed_load_tells_whether_the_device_is_gone(works: bool, error: Exce
     assert type(caught.value) is raised
     assert raised is not DeviceLost or "--disable fused-matmul" in str(caught.value)
     assert mx.zeros((1,)).item() == 0
+
+
+def test_a_load_without_memory_says_how_much_there_was() -> None:
+    with pytest.raises(ModelError, match=r"\d GiB of \d+\.\d GiB were left when the load failed \(\[malloc\] Unable"):
+        Device(True, RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")).load()

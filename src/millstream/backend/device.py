@@ -49,23 +49,22 @@ def current_device() -> Device:
 
 
 def available_bytes(device: Device) -> int:
-    """Memory that a model may still take: without what MLX already holds, and what the system reports as used."""
+    """Memory that a model may still take. What MLX holds for reuse is available; other programs are considered as far
+    as the system reports them: on Metal it does not."""
     if device.is_cpu and MEMINFO.exists():
         line = next(line for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024
+        return int(line.split()[1]) * 1024 + mx.get_cache_memory()
+    if device.kind == "cuda" and (free := mx.device_info().get("free_memory")) is not None:
+        return int(free) + mx.get_cache_memory()
     return device.memory_bytes - mx.get_active_memory()
 
 
 def free_bytes(device: Device) -> int:
-    """Memory that is free for KV caches now, other models and programs considered as far as the system reports them:
-    on Metal only what this process holds. Memory that MLX holds for reuse counts as free."""
-    if device.is_cpu:
-        return available_bytes(device) + mx.get_cache_memory()
-    info = mx.device_info()
-    if "free_memory" in info:
-        return int(info["free_memory"]) + mx.get_cache_memory()
-    # Beyond its recommended working set, Metal swaps.
-    return int(info.get("max_recommended_working_set_size") or device.memory_bytes) - mx.get_active_memory()
+    """Memory that is free for KV caches now. Beyond its recommended working set, Metal swaps."""
+    if device.kind != "metal":
+        return available_bytes(device)
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    return int(recommended or device.memory_bytes) - mx.get_active_memory()
 
 
 def limit_reuse(device: Device, cache_limit: int | None) -> None:

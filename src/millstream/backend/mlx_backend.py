@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from millstream.backend.device import current_device, limit_reuse
+from millstream.backend.device import available_bytes, current_device, limit_reuse
 from millstream.backend.kernels.compiled import keep_kernels
 from millstream.engine.ownership import OwnerGuard, at_thread_end
-from millstream.errors import DeviceLost, MillstreamError
+from millstream.errors import DeviceLost, MillstreamError, ModelError
 from millstream.models.demo import user_cache_dir
 
 Load = TypeVar("Load", bound=Callable[..., Any])
+
+OUT_OF_MEMORY = re.compile(r"out of memory|unable to allocate|attempting to allocate|bad_alloc|MemoryError", re.I)
+"""In what MLX says on CUDA, on the CPU and on Metal."""
 
 
 class MlxBackend:
@@ -64,8 +68,9 @@ class MlxBackend:
         return f"{self._device.kind} ({self._device.name}){blas}"
 
 
-def tells_lost_device(load: Load) -> Load:
-    """A backend's `load` that raises `DeviceLost` if it fails and has left the device useless."""
+def explains_failed_loads(load: Load) -> Load:
+    """A backend's `load` that raises `DeviceLost` if it fails and has left the device useless, and says so if memory
+    was short."""
 
     @functools.wraps(load)
     def run(self: MlxBackend, *arguments: Any, **options: Any) -> Any:
@@ -74,12 +79,19 @@ def tells_lost_device(load: Load) -> Load:
         except MillstreamError:
             raise
         except Exception as error:
-            if self.device_works():
-                raise
             cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise DeviceLost(
-                f"the device failed while the model was loaded, most likely in one of our kernels ({cause}); "
-                "--disable fused-matmul or --disable kernel leaves them out"
+            if not self.device_works():
+                raise DeviceLost(
+                    f"the device failed while the model was loaded, most likely in one of our kernels ({cause}); "
+                    "--disable fused-matmul or --disable kernel leaves them out"
+                ) from error
+            if not OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
+                raise
+            free, total = (size / 2**30 for size in (available_bytes(self._device), self._device.memory_bytes))
+            raise ModelError(
+                f"the memory of this device is too small, or other programs use it: {free:.1f} GiB of {total:.1f} GiB "
+                f"were left when the load failed ({cause}). End what else runs there, or take a smaller model, or one "
+                "of fewer bits."
             ) from error
 
     return run  # type: ignore[return-value]

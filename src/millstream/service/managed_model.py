@@ -164,7 +164,8 @@ class ManagedModel:
                 await asyncio.wait([self._monitor])  # the engine has just ended: the monitor decides what follows
             elif self._state is ModelState.FAILED:
                 raise EngineGone(
-                    f"the model {self.name!r} has failed: {self.error} POST /v1/models/{self.name}/load tries again.",
+                    f"the model {self.name!r} has failed: {(self.error or '').rstrip('.')}. "
+                    f"POST /v1/models/{self.name}/load tries again.",
                     retry_after=None,
                 )
             else:

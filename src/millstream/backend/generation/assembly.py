@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -23,31 +21,23 @@ from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.quantized import KvQuantization, QuantizedSlabLayer, new_prompt_caches
 from millstream.backend.generation.caches.slabs import Parts
 from millstream.backend.generation.caches.slots import SlotCaches
-from millstream.backend.generation.caches.widths import MAX_PADDED_CHUNK, flat_length, padded_chunk_length, padded_group
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.forward_pass import ForwardPass
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.mtp.drafter import MtpDrafter
 from millstream.backend.generation.prefill.continuing import ContinuingPrompts
 from millstream.backend.generation.prefill.flat import FlatPasses
-from millstream.backend.generation.prefill.groups import RightPaddedGroup
 from millstream.backend.generation.prefill.pass_in_parts import LayersInParts, layers_in_parts
 from millstream.backend.generation.prefill.prefiller import MixedPrefiller, PlainPrefiller, Prefiller, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import kv_parts, prefix_sizes
 from millstream.backend.generation.sampling.guides import Compiler
-from millstream.engine.generation.messages import Generate
-from millstream.engine.generation.plan import Prefill
 from millstream.errors import ModelError
 from millstream.model_facts import PrefixSizes
 
 if TYPE_CHECKING:
     from millstream.backend.generation.media.encoder import MediaEncoder
 
-WARM_SECONDS, WARM_GROUP_SECONDS = 1.5, 4.0
-"""How long flat passes are warmed up, and padded groups, whose shapes have two sizes."""
-WARM_LENGTHS, WARM_GROUP_TOKENS = (128, 64, 256), 8192
-"""Of prompts in padded groups: most chats begin so. Of a group, at most."""
 LOST_WRITES = (
     "This build of MLX hands our kernels copies of the arrays that they write to, so answers would be wrong. "
     "Start with --disable kernel, and please report it."
@@ -155,46 +145,6 @@ class Assembly:
             layer=SlabLayer if packing is None else functools.partial(QuantizedSlabLayer, packing),
         )
 
-    def warm_up_prompts(self, layout: Layout, most: int, rows: int) -> None:
-        """Run passes over whole prompts in their shapes: flat ones of up to `most` tokens, or padded groups of up to
-        `rows` prompts. For large models only the first ones, since what a pass of a new shape costs more is little
-        beside the pass itself."""
-        if self._flat_passes(layout) is not None:
-            self._warm_up_flat(layout, most, rows)
-        elif layout.caches == "mixed" and layout.padded_chunks and layout.group_fill is not None:
-            self._warm_up_groups(layout, most, rows)
-
-    def _warm_up_flat(self, layout: Layout, most: int, rows: int) -> None:
-        """Rows also join: a launch that writes them is traced for each shape of their arrays."""
-        batch, prefiller = self.make(layout, PrefixStore())
-        started, length = time.monotonic(), 0
-        while (length := flat_length(length + 1)) <= most and time.monotonic() - started < WARM_SECONDS:
-            count = min(rows, max(1, length // WARM_LENGTHS[0]))
-            if length // count > MAX_PADDED_CHUNK:
-                return
-            prompts = [Generate(number, (0,) * (length // count + 1), 1) for number in range(count)]
-            mx.eval(prefiller.prefill([Prefill(prompt, 0, len(prompt.prompt) - 1) for prompt in prompts]))
-            batch.join(*prefiller.take(range(count)))
-            mx.eval(batch.forward())
-            batch.drop(set(range(count)))
-
-    def _warm_up_groups(self, layout: Layout, most: int, rows: int) -> None:
-        """Rows also join: a launch that writes them is traced for each shape of their arrays."""
-        batch, _ = self.make(layout, PrefixStore())
-        started = time.monotonic()
-        sizes = sorted({padded_group(count) for count in range(2, rows + 1)})
-        for length, count in itertools.product(WARM_LENGTHS, sizes):
-            if time.monotonic() - started >= WARM_GROUP_SECONDS:
-                return
-            if length > most or length * count > WARM_GROUP_TOKENS:
-                continue
-            prompts = [Generate(number, (0,) * (length + 1), 1) for number in range(count)]
-            group = RightPaddedGroup(self.model, prompts, padded_chunk_length, padded_group)
-            mx.eval(group.arrays)
-            members, joining = group.take(set(range(count)))
-            batch.join(members, [joining])
-            batch.drop(set(range(count)))
-
     def build_in_parts(self, layout: Layout) -> None:
         """From now on prefillers build passes over chunks in parts, if the model allows it."""
         self._layers = layers_in_parts(
@@ -208,7 +158,7 @@ class Assembly:
     def _mixed_prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return MixedPrefiller(
             self.model,
-            flat=self._flat_passes(layout),
+            flat=self.flat_passes(layout),
             min_length_ratio=layout.group_fill,
             prefix_store=store,
             prefill_media=self._encoder.prefill if self._encoder is not None else None,
@@ -224,7 +174,7 @@ class Assembly:
         layers = self._layers if self.mtp is None else None
         return ContinuingPrompts(self.model, store, plain=plain, padded=layout.padded_chunks, layers=layers)
 
-    def _flat_passes(self, layout: Layout) -> FlatPasses | None:
+    def flat_passes(self, layout: Layout) -> FlatPasses | None:
         """Kept, since what they have traced is. None if prompts do not share such passes."""
         if not layout.flat_prompts or self.mtp is not None:
             return None
@@ -238,7 +188,7 @@ class Assembly:
         return PlainPrefiller(
             self.model,
             len(new_row_caches(self.model)),
-            flat=self._flat_passes(layout),
+            flat=self.flat_passes(layout),
             min_length_ratio=layout.group_fill,
             prefix_store=store,
             quantization=layout.packing,

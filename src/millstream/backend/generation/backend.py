@@ -31,7 +31,7 @@ from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.spec_prefill.scorer import PromptScorer
 from millstream.backend.generation.speculating import Speculating
 from millstream.backend.generation.warmup import RUNS, WarmupProgress
-from millstream.backend.mlx_backend import MlxBackend, tells_lost_device
+from millstream.backend.mlx_backend import MlxBackend, explains_failed_loads
 from millstream.backend.phases import LoadPhases
 from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.messages import Generate
@@ -74,7 +74,7 @@ class MlxGenerationBackend(MlxBackend):
         self._speculating = Speculating(Drafts())
         self._decoder = Decoder(self._speculating)
 
-    @tells_lost_device
+    @explains_failed_loads
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
         self._guard.check("load")
@@ -90,7 +90,7 @@ class MlxGenerationBackend(MlxBackend):
         self._decoder = Decoder(self._speculating, loaded.facts.widest_pass, loaded.drafting.model_drafter)
         self.reset()
         if compiles:
-            warm_up_model(self, loaded, phases, progress)
+            warm_up_model(self, loaded, device, phases, progress)
         if self._deferred.defers:
             loaded.assembly.build_in_parts(loaded.layout)
             self.reset()

@@ -17,6 +17,7 @@ from millstream.backend.generation.drafters.any_tokens import AnyTokens
 from millstream.backend.generation.drafters.drafts import Drafts
 from millstream.backend.generation.load import Loaded
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.backend.generation.prompt_warmup import WarmRoom, warm_up_prompts
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.spec_prefill.scorer import PromptScorer
 from millstream.backend.generation.spec_prefill.spec_prefill import Declined, SpecPrefillSettings, spec_prefill
@@ -40,7 +41,9 @@ def compiles_kernels(settings: GenerationSettings, device: Device) -> bool:
     return not device.is_cpu and "warmup" not in settings.disabled
 
 
-def warm_up_model(backend: GenerationBackend, loaded: Loaded, until_now: LoadPhases, progress: WarmupProgress) -> None:
+def warm_up_model(
+    backend: GenerationBackend, loaded: Loaded, device: Device, until_now: LoadPhases, progress: WarmupProgress
+) -> None:
     """Compile kernels before the first request. `until_now`: the phases of the load."""
     facts = loaded.facts
     phases = LoadPhases()
@@ -49,7 +52,9 @@ def warm_up_model(backend: GenerationBackend, loaded: Loaded, until_now: LoadPha
         phases.done(name)
         progress.advance()
 
-    loaded.assembly.warm_up_prompts(loaded.layout, min(MOST_WARM_TOKENS, facts.context_length), facts.max_rows)
+    room = WarmRoom(lambda: available_bytes(device))
+    most = min(MOST_WARM_TOKENS, facts.context_length)
+    warm_up_prompts(loaded.assembly, loaded.layout, most, facts.max_rows, room)
     phases.done("prompts")
     run = functools.partial(
         warm_up,
