@@ -17,22 +17,18 @@ import pytest
 from httpx._transports import default as httpx_transport
 
 from millstream.backend.environment import load_blas
-from support import kernel_compiler, tiers
+from millstream.backend.kernels.cpu_kernels import keep_cpu_kernels
+from support import tiers
 
 CACHE = Path(__file__).parent.parent / ".pytest_cache"
-kernel_compiler.install(CACHE / "kernels")
+keep_cpu_kernels(CACHE / "kernels")  # before MLX is imported; workers and engine processes inherit it
 
 # On a GPU, MLX rounds the factors of a matmul in float32 to 10 bits, unless it is told before its first one. Tests
 # compare numbers. Engine processes inherit it.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    # Workers share the cores: one BLAS thread each. MLX compiles kernels into the temporary folder, and another process
-    # might load a library that is half written there.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    kernels = CACHE / f"tmp-{worker}"
-    kernels.mkdir(parents=True, exist_ok=True)
-    os.environ["TMPDIR"] = str(kernels)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # workers share the cores
 
 # The configuration of whoever runs the tests must not reach the servers under test.
 os.environ["XDG_CONFIG_HOME"] = str(CACHE / "no-config")

@@ -9,6 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from millstream.backend.kernels.compiled import keep_kernels
+from millstream.backend.kernels.cpu_kernels import keep_cpu_kernels
 
 MEMINFO = Path("/proc/meminfo")
 REUSED = 10
@@ -35,7 +36,12 @@ def use_device(kind: str | None, kernel_dir: Path | None = None) -> None:
     the folder in which compiled kernels outlive the process."""
     if kind == "cpu":
         mx.set_default_device(mx.cpu)
-    elif kernel_dir is not None and current_device().kind == "cuda":
+    if kernel_dir is None:
+        return
+    device = current_device()
+    if device.is_cpu:
+        keep_cpu_kernels(kernel_dir)
+    elif device.kind == "cuda":
         keep_kernels(kernel_dir)
 
 

@@ -51,7 +51,7 @@ class BinaryFolder:
     def remove_damaged(self) -> int:
         """Remove code that was cut off while it was written, or whose names were: MLX would try to load it at every
         start. Returns how many files there were."""
-        damaged = [path for path in self.path.rglob("*.ptx") if _cut_off(path) or not _has_names(path)]
+        damaged = [path for path in self.path.rglob("*.ptx") if is_cut_off(path) or not _has_names(path)]
         for path in damaged:
             log.debug("Removed a damaged kernel: %s", path.name)
             path.unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def _has_names(path: Path) -> bool:
         return False
 
 
-def _cut_off(path: Path) -> bool:
+def is_cut_off(path: Path) -> bool:
     """True for machine code (an ELF file) that is shorter than its own tables say. Other files are not judged."""
     header = struct.Struct("<32xQQ6xHHHH")
     try:

@@ -1,0 +1,94 @@
+"""Kernels that MLX compiles on a CPU outlive the process and the machine's temporary folder.
+
+MLX has g++ write a library for every function that it fuses, 0.7 s each and 21 for a small Llama, into `mlx/` of the
+temporary folder, and loads whatever is there. Many machines empty that folder when they start; a compiler that was
+killed leaves half a library, with which no later start loads; a process may read what another is writing; and who runs
+MLX first on a shared machine owns the folder. So it gets a folder of the user's own, and before the compiler stands a
+program of ours (`cpu_compiler`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from millstream.backend.kernels import cpu_compiler
+from millstream.backend.kernels.binary_folder import is_cut_off, limit_size
+
+COMPILER = "g++"
+"""The name by which MLX calls it."""
+PROGRAM = """#!/bin/sh
+case "$*" in
+  *-shared*" -o "*.so) if [ -x {python} ] && [ -f {ours} ]; then exec {python} -I -S {ours} {real} {folder} "$@"; fi ;;
+esac
+exec {real} "$@"
+"""
+"""What is not a kernel goes to the compiler: MLX gives the library last, others their source."""
+
+log = logging.getLogger(__name__)
+
+
+def keep_cpu_kernels(root: Path) -> None:
+    """Keep them in a folder below `root`: before the first is needed. Does nothing if this process, or the one that
+    started it, has done so."""
+    real = shutil.which(COMPILER)
+    if sys.platform != "linux" or real is None:  # without a compiler MLX fuses nothing
+        return
+    if Path(real).parent.parent == Path(os.environ.get("TMPDIR", "")):
+        return
+    try:
+        limit_size(root)
+        folder = _folder(root)
+        program = _stand_before(real, folder)
+    except OSError as error:
+        log.info("Kernels of the CPU are compiled into the temporary folder: %s", error)
+        return
+    tempfile.gettempdir()  # Python's own files stay where they were
+    os.environ["TMPDIR"] = str(folder)
+    os.environ["PATH"] = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    log.debug("Compiled kernels are kept in %s", folder)
+
+
+def _folder(root: Path) -> Path:
+    """For this version of MLX and this kind of processor. Raises OSError if no library can be loaded from it."""
+    wide = "-avx2" if "avx2" in _flags() else ""
+    folder = root / f"mlx-{importlib.metadata.version('mlx')}-{platform.machine()}{wide}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not os.access(folder, os.W_OK):
+        raise OSError(f"{folder} cannot be written")
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise OSError(f"{folder} is on a file system that runs no programs")
+    for library in folder.glob("mlx/*/cpu/*.so"):
+        if is_cut_off(library):
+            log.debug("Removed a damaged kernel: %s", library.name)
+            library.unlink(missing_ok=True)
+    return folder
+
+
+def _flags() -> list[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return next((line.split() for line in lines if line.startswith("flags")), [])
+
+
+def _stand_before(real: str, folder: Path) -> Path:
+    """Write the program that is found in place of the compiler."""
+    names = {"python": sys.executable, "ours": cpu_compiler.__file__, "real": real, "folder": str(folder)}
+    text = PROGRAM.format(**{name: shlex.quote(value) for name, value in names.items()})
+    program = folder / "bin" / COMPILER
+    if not program.exists() or program.read_text() != text:
+        program.parent.mkdir(exist_ok=True)
+        draft = program.with_name(f"{COMPILER}-{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.replace(program)
+    return program

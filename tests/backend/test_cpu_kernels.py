@@ -1,0 +1,161 @@
+"""Kernels of a CPU are kept: real processes, MLX and the machine's own compiler, whose calls are noted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from millstream.backend.kernels import cpu_compiler
+from millstream.backend.kernels.cpu_kernels import COMPILER, keep_cpu_kernels
+
+SCRIPT = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+from pathlib import Path
+import mlx.core as mx
+from millstream.backend.device import use_device
+use_device("cpu", Path(sys.argv[1]))
+print(mx.compile(lambda x: mx.sigmoid(x) * x - 3)(mx.zeros(4)).tolist())
+"""
+ANSWER = "[-3.0, -3.0, -3.0, -3.0]"
+
+# The suite keeps its own kernels (see conftest): this is what the PATH was before.
+OWN = os.environ["TMPDIR"] if Path(os.environ.get("TMPDIR", "."), "bin", COMPILER).exists() else ""
+PLAIN = os.pathsep.join(place for place in os.environ["PATH"].split(os.pathsep) if Path(place).parent != Path(OWN))
+REAL = shutil.which(COMPILER, path=PLAIN)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux" or REAL is None, reason="MLX calls g++ on Linux alone")
+
+
+class Machine:
+    """A PATH on which the compiler notes its calls, and folders that nobody has used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "kernels"
+        self.calls = folder / "calls"
+        self.temporary = folder / "tmp"
+        self.tools = folder / "tools"
+        for new in (self.temporary, self.tools):
+            new.mkdir()
+        self.calls.touch()
+        compiler = self.tools / COMPILER
+        compiler.write_text(f'#!/bin/sh\necho "$*" >> "{self.calls}"\nexec "{REAL}" "$@"\n')
+        compiler.chmod(0o755)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"PATH": f"{self.tools}{os.pathsep}{PLAIN}", "TMPDIR": str(self.temporary)}
+
+    def start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", SCRIPT, str(self.root)]
+        return subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def run(self) -> tuple[str, str]:
+        out, err = self.start().communicate(timeout=120)
+        return out.strip(), err
+
+    def compiled(self) -> int:
+        return sum("-shared" in line for line in self.calls.read_text().splitlines())
+
+    def libraries(self) -> list[Path]:
+        return list(self.root.glob("*/mlx/*/cpu/*.so"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_later_process_compiles_nothing(machine: Machine) -> None:
+    assert machine.run() == (ANSWER, "") and machine.compiled() == 1
+    assert "-x c++-header" in machine.calls.read_text()
+    assert machine.run() == (ANSWER, "") and machine.compiled() == 1
+    assert not list(machine.temporary.iterdir()), "nothing lies where others may write"
+
+
+def test_processes_that_need_a_kernel_at_once_compile_it_once(machine: Machine) -> None:
+    runs = [machine.start() for _ in range(4)]
+    assert [run.communicate(timeout=120)[0].strip() for run in runs] == [ANSWER] * 4
+    assert machine.compiled() == 1
+
+
+def test_half_a_library_is_compiled_again(machine: Machine) -> None:
+    machine.run()
+    [library] = machine.libraries()
+    whole = library.read_bytes()
+    for length in (0, 100, len(whole) - 1):
+        library.write_bytes(whole[:length])
+        assert machine.run() == (ANSWER, "")
+    assert library.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_made(machine: Machine) -> None:
+    machine.root.write_text("a file")
+    out, err = machine.run()
+    assert out == ANSWER and "compiled into the temporary folder" in err and machine.root.name in err
+    assert list(machine.temporary.glob("mlx/*/cpu/*.so"))
+
+
+def test_an_installation_that_is_gone(machine: Machine) -> None:
+    """Another one that shares the folder may have been removed while this one runs."""
+    machine.run()
+    [program] = machine.root.glob("*/bin/*")
+    program.write_text(program.read_text().replace(cpu_compiler.__file__, "/gone/cpu_compiler.py"))
+    source, library = machine.temporary / "a.cpp", machine.temporary / "a.so"
+    source.write_text("int a;")
+    subprocess.run([program, "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
+    assert library.exists()
+
+
+def test_what_is_no_kernel_goes_to_the_compiler(machine: Machine) -> None:
+    machine.run()
+    [program] = machine.root.glob("*/bin/*")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert "Free Software" in done.stdout and machine.calls.read_text().splitlines()[-1] == "--version"
+
+
+def test_an_error_of_the_compiler_is_passed_on(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    source, library = machine.temporary / "a.cpp", machine.temporary / "a.so"
+    source.write_text("int a(")
+    arguments = ["-shared", "-fPIC", str(source), "-o", str(library)]
+    assert cpu_compiler.compile_kernel(str(REAL), machine.temporary, arguments) != 0
+    assert "error" in capfd.readouterr().err and not library.exists()
+    source.write_text("int a;")
+    assert cpu_compiler.compile_kernel(str(REAL), machine.temporary, arguments) == 0 and library.exists()
+
+
+def test_a_process_keeps_what_the_one_that_started_it_keeps(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("PATH", "TMPDIR"):
+        monkeypatch.setenv(name, machine.environment[name])
+    before = tempfile.gettempdir()
+    keep_cpu_kernels(machine.root)
+    kept, path = os.environ["TMPDIR"], os.environ["PATH"]
+    assert Path(kept).parent == machine.root and tempfile.gettempdir() == before
+    keep_cpu_kernels(tmp_path / "another")
+    assert (os.environ["TMPDIR"], os.environ["PATH"]) == (kept, path)
+
+
+def test_file_systems_that_run_no_programs_are_left(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("PATH", "TMPDIR"):
+        monkeypatch.setenv(name, machine.environment[name])
+    real = os.statvfs
+    monkeypatch.setattr(os, "statvfs", lambda path: _without_programs(real(path)))
+    with caplog.at_level("INFO"):
+        keep_cpu_kernels(machine.root)
+    assert "runs no programs" in caplog.text and os.environ["TMPDIR"] == str(machine.temporary)
+
+
+def _without_programs(found: os.statvfs_result) -> os.statvfs_result:
+    return os.statvfs_result([*found[:8], found.f_flag | os.ST_NOEXEC, *found[9:]])
