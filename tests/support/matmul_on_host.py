@@ -25,7 +25,6 @@ from millstream.backend.kernels.weights import Packed, Weight
 from support.cuda_on_host import compile_for_host
 
 _SHIM = r"""
-#include <cstdint>
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
