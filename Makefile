@@ -65,7 +65,9 @@ chromium:
 # passes then is still a defect, of the test or of what it tests.
 RERUNS := $(if $(CI),--reruns 1 -rR)
 
+# Tests start hundreds of servers and engines. Where PYTHONDONTWRITEBYTECODE is set, each would compile all modules anew.
 test: setup $(NODE)/.ready chromium
+	@$(BIN)/python -m compileall -q -j 0 src
 	$(BIN)/python -m pytest $(PARALLEL) $(RERUNS) $(ARGS)
 
 SOURCES := src tests bench examples scripts
