@@ -17,6 +17,7 @@ from millstream.engine.generation.speculation.lengths import LENGTHS
 from millstream.model_facts import Calibration, GenerationFacts, PrefixSizes
 from support.engines import Run, engine
 from support.fake import FakeBackend
+from support.tiers import some
 
 TOKEN_BYTES = 1000
 
@@ -231,7 +232,10 @@ def test_a_first_pass_that_compiles_kernels_is_run_again() -> None:
 
 @pytest.mark.parametrize(
     "family, like_gpu",
-    [("llama", False), ("llama", True), ("gemma3_text", False), ("mamba2", False), ("llama4", False)],
+    some(
+        [("llama", False), ("llama", True), ("gemma3_text", False), ("mamba2", False), ("llama4", False)],
+        [("llama", True), ("gemma3_text", False), ("mamba2", False)],
+    ),
 )
 def test_a_real_model_is_measured_at_load(
     family: str, like_gpu: bool, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch

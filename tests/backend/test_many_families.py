@@ -41,8 +41,11 @@ SETTINGS: dict[str, Any] = {
     "n_positions": 512,
 }
 """Settings that some family needs; the others ignore them."""
-SOME = ("cohere", "gemma", "gemma2", "glm4_moe", "gpt2", "granite", "olmo2", "phi3", "qwen3", "smollm3")
+SOME = ("cohere", "gemma2", "glm4_moe", "gpt2", "olmo2", "phi3", "smollm3")
 MORE = (
+    "gemma",
+    "granite",
+    "qwen3",
     "qwen2",
     "starcoder2",
     "ernie4_5",

@@ -82,9 +82,7 @@ def backend_of(folder: Path, *, like_gpu: bool = False) -> BackendFactory:
     ("family", "budget", "like_gpu"),
     [
         *some([(family, 10_000, False) for family in FAMILIES], [(family, 10_000, False) for family in KINDS]),
-        *some(
-            [(family, 30, False) for family in FAMILIES], [(family, 30, False) for family in ("gemma3_text", "lfm2")]
-        ),
+        *some([(family, 30, False) for family in FAMILIES], [("gemma3_text", 30, False)]),
         *some([("llama", 10_000, True), ("llama", 30, True)], [("llama", 30, True)]),
     ],
 )
@@ -108,7 +106,7 @@ def test_cached_prefixes_change_no_token(
         assert sum(found) > 0
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, KINDS))
+@pytest.mark.parametrize("family", some(FAMILIES, ["gemma3_text", "falcon_h1", "llama4"]))
 def test_a_cached_prefix_serves_any_number_of_rows(family: str, tiny_model: Callable[[str], Path]) -> None:
     """They diverge after it by one token or more, one after the other: no row may see what another one wrote."""
     make = backend_of(tiny_model(family))
@@ -121,7 +119,7 @@ def test_a_cached_prefix_serves_any_number_of_rows(family: str, tiny_model: Call
             assert driver.run(submit) == plain.run(submit), f"prompt {number}"
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, ["llama", "gemma3_text", "lfm2", "mamba2"]))
+@pytest.mark.parametrize("family", some(FAMILIES, ["gemma3_text", "mamba2"]))
 def test_prefixes_from_disk_change_no_token(
     family: str, tiny_model: Callable[[str], Path], tmp_path: Path, whole: bool
 ) -> None:
@@ -144,7 +142,9 @@ def test_prefixes_from_disk_change_no_token(
 @pytest.mark.parametrize(
     ("family", "disk"),
     [
-        *some([(family, False) for family in FAMILIES], [(family, False) for family in KINDS]),
+        *some(
+            [(family, False) for family in FAMILIES], [(family, False) for family in ("llama", "gemma3_text", "mamba2")]
+        ),
         *some([(family, True) for family in FAMILIES], [("lfm2", True)]),
     ],
 )

@@ -56,7 +56,7 @@ def backend(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
 
 @pytest.mark.parametrize(
     "family",
-    some(FAMILIES, ["qwen2_5_vl", "qwen3_vl_moe", "gemma3", "gemma4", "idefics3", "llava", "pixtral", "ministral3"]),
+    some(FAMILIES, ["qwen2_5_vl", "qwen3_vl_moe", "gemma4", "idefics3", "pixtral", "ministral3"]),
 )
 def test_rows_alone_and_in_a_changing_batch(family: str, vision_model: Callable[[str], Path]) -> None:
     folder = vision_model(family)
@@ -77,7 +77,7 @@ def test_rows_alone_and_in_a_changing_batch(family: str, vision_model: Callable[
 
 @pytest.mark.parametrize(
     "family",
-    some(["qwen2_5_vl", "qwen3_vl", "idefics3", "pixtral", "gemma3", "gemma4"], ["qwen3_vl", "pixtral", "gemma4"]),
+    some(["qwen2_5_vl", "qwen3_vl", "idefics3", "pixtral", "gemma3", "gemma4"], ["qwen3_vl", "gemma4"]),
 )
 def test_cached_prefixes_change_no_token(family: str, vision_model: Callable[[str], Path]) -> None:
     """Cold, then warm; then every prompt again with its first image replaced."""

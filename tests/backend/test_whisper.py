@@ -25,10 +25,17 @@ from millstream.models.source import ModelSource
 from millstream.models.whisper_files import whisper_tensors
 from millstream.text.speech_vocabulary import speech_vocabulary
 from support.engines import Driver
+from support.tiers import some
 from support.tiny_whisper import SECONDS, Layout, spoken, write_whisper
 from support.transcriptions import GREEDY, request, texts_of, tokens_of, transcription_engine, window
 
 WINDOWS = [spoken(0.3 + 0.08 * seed, seed) for seed in range(8)]
+ASKED = {
+    "greedy": GREEDY,
+    "fallback": Options(language="de", words=True),
+    "sampled": Options(temperatures=(0.8,), seed=3),
+    "prompted": Options(prompt="a b"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +54,12 @@ def alone(driver: Driver, options: Options) -> list[WindowText]:
     return [texts_of(driver, number)[0] for number in range(len(WINDOWS))]
 
 
-@pytest.mark.parametrize("start", [1, 3])
 @pytest.mark.parametrize(
-    "options",
-    [GREEDY, Options(language="de", words=True), Options(temperatures=(0.8,), seed=3), Options(prompt="a b")],
-    ids=["greedy", "fallback", "sampled", "prompted"],
+    ("kind", "start"),
+    some([(kind, start) for kind in ASKED for start in (1, 3)], [(kind, 3) for kind in ASKED] + [("fallback", 1)]),
 )
-def test_rows_of_a_batch_equal_each_alone(folder: Path, options: Options, start: int) -> None:
+def test_rows_of_a_batch_equal_each_alone(folder: Path, kind: str, start: int) -> None:
+    options = ASKED[kind]
     with transcription_engine(folder, start=start) as driver:
         expected = alone(driver, options)
         assert len({tokens_of(text) for text in expected}) > 4, "the tests' model says the same to everything"

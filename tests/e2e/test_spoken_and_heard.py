@@ -12,6 +12,7 @@ import pytest
 from millstream.config import ModelSpec, Settings
 from support.real_whisper import tiny_en
 from support.server import running
+from support.tiers import some
 
 __all__ = ["tiny_en"]
 
@@ -32,7 +33,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"[a-z']+", text.lower())
 
 
-@pytest.mark.parametrize("form", ["wav", "mp3"])
+@pytest.mark.parametrize("form", some(["wav", "mp3"], ["mp3"]))
 def test_a_spoken_sentence_comes_back_word_for_word(client: openai.OpenAI, form: str) -> None:
     spoken = client.audio.speech.create(model="voice", voice="af_heart", input=SENTENCE, response_format=form)  # type: ignore[arg-type]
     heard = client.audio.transcriptions.create(model="ears", file=(f"speech.{form}", spoken.content))
