@@ -109,7 +109,7 @@ def make(folder: Path, **changes: Any) -> Callable[[], MlxGenerationBackend]:
             for bits in (8, 4)
             for like_gpu in (False, True)
         ],
-        [("llama", 64, 4, True), ("qwen3_moe", 32, 8, False)],
+        [("llama", 64, 8, True), ("qwen3_moe", 32, 4, False)],
     ),
 )
 def test_equals_mlx_lm_alone_and_in_a_changing_batch(
@@ -132,7 +132,7 @@ def test_kernels_pack_in_place(bits: int, folders: Folders, monkeypatch: pytest.
     folder, submits = folders("llama", 64), (*requests(bits, 9), Generate(20, (5, 6, 7), 270))
     with engine(make(folder, kv_bits=bits, like_gpu=True, disabled=frozenset({"fused-matmul"}))) as driver:
         check(driver.run(*submits), mlx_lm_outputs(folder, bits, submits))
-    assert kernels.calls["decode"] > 300
+    assert sum(count for name, count in kernels.calls.items() if name.endswith("decode")) > 300
     assert kernels.calls["join_rows"] > 0
 
 
