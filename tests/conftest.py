@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_LEFT] = 0
     tiers.run_whole(config.getoption("--whole"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """pytest-rerunfailures tells the main process of each test with two small packets: without this the second waits
+    40 ms until the first is acknowledged: 3.5 of 23 minutes."""
+    reports = getattr(session.config, "failures_db", None)
+    if isinstance(connection := getattr(reports, "sock", None), socket.socket):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
