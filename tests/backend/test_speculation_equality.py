@@ -34,6 +34,8 @@ END = 258
 """The byte tokenizer's <|im_end|>."""
 
 KINDS = ["llama", "gemma3_text", "qwen3_moe"]
+"""Full attention, windows, experts."""
+
 DRAFTS: list[tuple[float, dict[str, Any]]] = [
     (1.0, {}),
     (0.7, {"ragged": True}),
@@ -42,7 +44,6 @@ DRAFTS: list[tuple[float, dict[str, Any]]] = [
     (0.0, {}),
 ]
 """What a drafter offers: the share that is right, and its shape."""
-"""Full attention, windows, experts."""
 
 
 class Drafted:

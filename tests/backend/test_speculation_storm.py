@@ -21,6 +21,7 @@ from millstream.text.grammars.grammar import GrammarCompiler, compiler_of
 from millstream.types import FinishReason, Grammar, Sampling, TokenLogprob
 from support.drafting import DraftingScheduler, drafting
 from support.engines import Driver, engine
+from support.mixed_requests import Near
 from support.tiers import is_whole
 from support.tiny import write_servable
 
@@ -84,7 +85,7 @@ def answer(driver: Driver, request_id: int) -> Answer:
     [end] = driver.ends[request_id]
     assert isinstance(end, Generated), end
     scores = [score for score in driver.logprobs.get(request_id, []) if isinstance(score, TokenLogprob)]
-    numbers = [(score.token, round(score.logprob, 2)) for score in scores]
+    numbers = [(score.token, Near(score.logprob)) for score in scores]
     return Answer(driver.tokens.get(request_id, []), numbers, end.reason)
 
 
