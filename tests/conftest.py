@@ -10,6 +10,7 @@ import functools
 import gc
 import os
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from millstream.backend.kernels.cpu_kernels import keep_cpu_kernels
 from support import tiers
 
 CACHE = Path(__file__).parent.parent / ".pytest_cache"
-keep_cpu_kernels(CACHE / "kernels")  # before MLX is imported; workers and engine processes inherit it
+tempfile.gettempdir()  # the tests' own files stay there
+os.environ.update(keep_cpu_kernels(CACHE / "kernels"))  # workers and engine processes inherit it
 
 # On a GPU, MLX rounds the factors of a matmul in float32 to 10 bits, unless it is told before its first one. Tests
 # compare numbers. Engine processes inherit it.

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -108,18 +107,31 @@ def test_an_installation_that_is_gone(machine: Machine) -> None:
     """Another one that shares the folder may have been removed while this one runs."""
     machine.run()
     [program] = machine.root.glob("*/bin/*")
+    [library] = machine.libraries()
     program.write_text(program.read_text().replace(cpu_compiler.__file__, "/gone/cpu_compiler.py"))
-    source, library = machine.temporary / "a.cpp", machine.temporary / "a.so"
+    source = library.with_name("a.cpp")
     source.write_text("int a;")
-    subprocess.run([program, "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
-    assert library.exists()
+    command = [program, "-shared", "-fPIC", source, "-o", source.with_suffix(".so")]
+    subprocess.run(command, check=True, timeout=60)
+    assert source.with_suffix(".so").exists()
 
 
 def test_what_is_no_kernel_goes_to_the_compiler(machine: Machine) -> None:
+    """Such as an extension that is linked of several objects: only MLX's kernels are known by their source alone."""
     machine.run()
     [program] = machine.root.glob("*/bin/*")
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
     assert "Free Software" in done.stdout and machine.calls.read_text().splitlines()[-1] == "--version"
+    objects = [machine.temporary / name for name in ("a.o", "b.o")]
+    library = machine.temporary / "both.so"
+    found = []
+    for number in (1, 2):
+        for made, text in zip(objects, (f'extern "C" int a() {{ return {number}; }}', "int b;"), strict=True):
+            made.with_suffix(".cpp").write_text(text)
+            subprocess.run([program, "-fPIC", "-c", made.with_suffix(".cpp"), "-o", made], check=True, timeout=60)
+        subprocess.run([program, "-shared", *objects, "-o", library], check=True, timeout=60)
+        found.append(library.read_bytes())
+    assert found[0] != found[1]
 
 
 def test_an_error_of_the_compiler_is_passed_on(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
@@ -132,17 +144,28 @@ def test_an_error_of_the_compiler_is_passed_on(machine: Machine, capfd: pytest.C
     assert cpu_compiler.compile_kernel(str(REAL), machine.temporary, arguments) == 0 and library.exists()
 
 
-def test_a_process_keeps_what_the_one_that_started_it_keeps(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("PATH", "TMPDIR"):
-        monkeypatch.setenv(name, machine.environment[name])
-    before = tempfile.gettempdir()
-    keep_cpu_kernels(machine.root)
-    kept, path = os.environ["TMPDIR"], os.environ["PATH"]
-    assert Path(kept).parent == machine.root and tempfile.gettempdir() == before
-    keep_cpu_kernels(tmp_path / "another")
-    assert (os.environ["TMPDIR"], os.environ["PATH"]) == (kept, path)
+def test_a_process_keeps_what_the_one_that_started_it_keeps(machine: Machine, tmp_path: Path) -> None:
+    machine.run()
+    [program] = machine.root.glob("*/bin/*")
+    path = f"{program.parent}{os.pathsep}{machine.environment['PATH']}"
+    kept = machine.environment | {"TMPDIR": str(program.parent.parent), "PATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "another"], env=kept, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == ANSWER and machine.compiled() == 1
+    assert not (tmp_path / "another").exists()
+
+
+def test_programs_that_are_started_keep_their_environment(machine: Machine) -> None:
+    """Those that an engine in the server's own process shares it with: what they leave in the temporary folder, and
+    what they compile, is none of ours."""
+    seen = "import tempfile; print({name: os.environ[name] for name in ('TMPDIR', 'PATH')}, tempfile.gettempdir())"
+    script = f"{SCRIPT}import os; {seen}"
+    command = [sys.executable, "-c", script, machine.root]
+    done = subprocess.run(command, env=machine.environment, capture_output=True, text=True, timeout=120)
+    expected = {name: machine.environment[name] for name in ("TMPDIR", "PATH")}
+    assert done.stdout.splitlines() == [ANSWER, f"{expected} {machine.temporary}"]
+    assert machine.libraries()
 
 
 def test_file_systems_that_run_no_programs_are_left(
@@ -153,8 +176,8 @@ def test_file_systems_that_run_no_programs_are_left(
     real = os.statvfs
     monkeypatch.setattr(os, "statvfs", lambda path: _without_programs(real(path)))
     with caplog.at_level("INFO"):
-        keep_cpu_kernels(machine.root)
-    assert "runs no programs" in caplog.text and os.environ["TMPDIR"] == str(machine.temporary)
+        assert keep_cpu_kernels(machine.root) == {}
+    assert "runs no programs" in caplog.text
 
 
 def _without_programs(found: os.statvfs_result) -> os.statvfs_result:

@@ -16,7 +16,6 @@ import platform
 import shlex
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from millstream.backend.kernels import cpu_compiler
@@ -26,34 +25,40 @@ COMPILER = "g++"
 """The name by which MLX calls it."""
 PROGRAM = """#!/bin/sh
 case "$*" in
-  *-shared*" -o "*.so) if [ -x {python} ] && [ -f {ours} ]; then exec {python} -I -S {ours} {real} {folder} "$@"; fi ;;
+  *" "{kernels}/*.cpp" -o "{kernels}/*.so)
+    if [ -x {python} ] && [ -f {ours} ]; then exec {python} -I -S {ours} {real} {folder} "$@"; fi ;;
 esac
 exec {real} "$@"
 """
-"""What is not a kernel goes to the compiler: MLX gives the library last, others their source."""
+"""What is not a kernel of MLX goes to the compiler."""
 
 log = logging.getLogger(__name__)
 
 
-def keep_cpu_kernels(root: Path) -> None:
-    """Keep them in a folder below `root`: before the first is needed. Does nothing if this process, or the one that
-    started it, has done so."""
+def keep_cpu_kernels(root: Path) -> dict[str, str]:
+    """Keep them in a folder below `root`: before the first is needed. Does nothing if whoever started this process has
+    done so.
+
+    Returns the variables by which MLX finds them. They are set for the process's native code alone: Python has a copy
+    of the environment, for itself and for the programs that get it (tool servers, decoders), and that stays as it was.
+    """
     real = shutil.which(COMPILER)
     if sys.platform != "linux" or real is None:  # without a compiler MLX fuses nothing
-        return
+        return {}
     if Path(real).parent.parent == Path(os.environ.get("TMPDIR", "")):
-        return
+        return {}
     try:
         limit_size(root)
-        folder = _folder(root)
+        folder = _folder(root.absolute())
         program = _stand_before(real, folder)
     except OSError as error:
         log.info("Kernels of the CPU are compiled into the temporary folder: %s", error)
-        return
-    tempfile.gettempdir()  # Python's own files stay where they were
-    os.environ["TMPDIR"] = str(folder)
-    os.environ["PATH"] = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+        return {}
     log.debug("Compiled kernels are kept in %s", folder)
+    variables = {"TMPDIR": str(folder), "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    for name, value in variables.items():
+        os.putenv(name, value)
+    return variables
 
 
 def _folder(root: Path) -> Path:
@@ -82,8 +87,9 @@ def _flags() -> list[str]:
 
 def _stand_before(real: str, folder: Path) -> Path:
     """Write the program that is found in place of the compiler."""
-    names = {"python": sys.executable, "ours": cpu_compiler.__file__, "real": real, "folder": str(folder)}
-    text = PROGRAM.format(**{name: shlex.quote(value) for name, value in names.items()})
+    ours, kernels = cpu_compiler.__file__, folder / "mlx"
+    names = {"python": sys.executable, "ours": ours, "real": real, "folder": folder, "kernels": kernels}
+    text = PROGRAM.format(**{name: shlex.quote(str(value)) for name, value in names.items()})
     program = folder / "bin" / COMPILER
     if not program.exists() or program.read_text() != text:
         program.parent.mkdir(exist_ok=True)
