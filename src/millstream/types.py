@@ -64,6 +64,10 @@ def quickly_made(kind: type[_Data]) -> type[_Data]:
     return kind
 
 
+LEAST_TEMPERATURE = 1e-5
+"""Below it a temperature is 0: it would choose the most likely token anyway, and logits divided by it overflow."""
+
+
 @pickled_by_value
 @quickly_made
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Sampling:
     """Sampling parameters of one row. The defaults are greedy, without truncation or penalties."""
 
     temperature: float = 0.0
+    """Below `LEAST_TEMPERATURE` the row takes the most likely token."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
@@ -79,6 +84,10 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < LEAST_TEMPERATURE
 
     def with_seed(self, seed: int) -> Sampling:
         """The same as `replace`, which takes ten times as long."""

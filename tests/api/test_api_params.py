@@ -41,12 +41,12 @@ BAD = [
     ("seed", 2**63, "less than"),
     ("seed", "1", "must be an integer"),
     ("seed", 1.5, "must be an integer"),
-    ("repetition_penalty", 0, "greater than 0"),
+    ("repetition_penalty", 1e-39, "at least 0.01"),
     ("repetition_penalty", 10.5, "at most 10"),
     ("presence_penalty", 2.5, "at most 2"),
     ("frequency_penalty", -2.5, "at least -2"),
     ("top_p", -0.1, "at least 0"),
-    ("repeat_penalty", 0, "greater than 0"),
+    ("repeat_penalty", 0, "at least 0.01"),
     ("max_tokens", 0, "at least 1"),
     ("max_tokens", 1.5, "must be an integer"),
     ("max_tokens", -2, "at least -1"),
@@ -152,6 +152,7 @@ GOOD = [
     {"logprobs": 0},
     {"wholly_else": 1},
     {"stream_options": {"continuous_usage_stats": True, "wholly_else": 1}},
+    {"seed": -1},
     {"seed": -(2**63)},
     {"seed": 2**63 - 1},
     {"stop": []},
@@ -173,7 +174,7 @@ def test_good_values(http, service, route, base, more):
     assert response.status_code == 200, response.text
     sampling = service.requests[0].sampling
     assert sampling.top_k == 0
-    assert service.requests[0].seeded is (more.get("seed") is not None)
+    assert service.requests[0].seeded is (more.get("seed", -1) not in (None, -1))
 
 
 def test_no_model_means_the_services_default(http, service):

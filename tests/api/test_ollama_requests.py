@@ -248,7 +248,7 @@ def message(**fields):
         ({"options": {"top_k": 1.5}}, "options.top_k must be an integer"),
         ({"options": {"num_predict": True}}, "options.num_predict must be an integer"),
         ({"options": {"num_predict": -3}}, "options.num_predict must be at least -2"),
-        ({"options": {"repeat_penalty": 0}}, "options.repeat_penalty must be greater than 0"),
+        ({"options": {"repeat_penalty": 0}}, "options.repeat_penalty must be at least 0.01"),
         ({"options": {"stop": [1]}}, "options.stop must be a string or a list"),
         ({"options": {"mirostat": 2}}, "options.mirostat is not supported"),
         ({"options": {"typical_p": 0.5}}, "options.typical_p is not supported"),

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from millstream.backend.generation.sampling.logprobs import RowLogprobs
 from millstream.backend.generation.sampling.penalties import Penalties
 from millstream.backend.generation.sampling.sampler import Sampler, _descending, _softmax
-from millstream.types import Sampling
+from millstream.backend.kernels import sample as sample_kernel
+from millstream.types import LEAST_TEMPERATURE, Sampling
 from support.tiers import examples
 
 VOCAB = 40
@@ -145,6 +146,25 @@ def test_a_bias_forces_and_forbids() -> None:
     assert tokens[0] == 5  # type: ignore[index]
     assert tokens[1] != best[1]  # type: ignore[index]
     assert tokens[2] == best[2]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("temperature", [9e-6, 1e-30, 1e-38, 1e-45, 2.2250738585072014e-308])
+def test_a_tiny_temperature_takes_the_best(temperature: float) -> None:
+    """Clients send the smallest number there is for 0; logits divided by it are no numbers."""
+    values = logits(1) * 100
+    rows = [Sampling(temperature, seed=seed, top_p=0.9) for seed in range(3)]
+    best = mx.argmax(values, axis=-1).item()
+    assert Sampler(rows)(mx.broadcast_to(values, (3, VOCAB)), mx.arange(3)).tolist() == [best] * 3
+    assert sample_kernel.numbers_of(rows)[:, 0].tolist() == [0, 0, 0]
+
+
+def test_the_least_temperature_and_penalties_keep_numbers_finite() -> None:
+    values = logits(1) * 100
+    penalties = Penalties()
+    penalties.add(0, Sampling(repetition_penalty=0.01), prompt=range(VOCAB), vocab_size=VOCAB)
+    row = Sampling(LEAST_TEMPERATURE, top_p=0.9, top_k=5, min_p=0.1)
+    best = mx.argmax(values, axis=-1).item()
+    assert Sampler([row])(penalties.apply(values), mx.arange(1)).item() == best
 
 
 def test_penalties_follow_their_definition_and_change_no_other_row() -> None:

@@ -73,6 +73,7 @@ def test_options_of_a_request() -> None:
     assert found.temperatures == (0.5, 0.6, 0.8, 1.0)
     plain = options_of(asked(), "m", ABLE)
     assert (plain.language, plain.temperatures[0], len(plain.temperatures)) == (None, 0.0, 6)
+    assert options_of(asked(temperature=1e-38), "m", ABLE).temperatures == plain.temperatures
     assert options_of(asked(prompt="x"), "m", replace(ABLE, takes_prompt=False)).prompt == ""
 
 

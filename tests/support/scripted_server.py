@@ -30,13 +30,14 @@ TEMPLATE = """{%- for tool in tools or [] %}{{ tool.function | tojson }}
 
 
 class ScriptedServer:
-    """`answer` is what the model writes next. `prompts` are the prompts that it got, as text. `delay` is how many
-    seconds a token takes."""
+    """`answer` is what the model writes next. `prompts` are the prompts that it got, as text. `submits`: the
+    requests to its engine. `delay` is how many seconds a token takes."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.url = ""
         self.answer: str | Callable[[str], str] = "Hello."
         self.prompts: list[str] = []
+        self.submits: list[Generate] = []
         self.delay = 0.0
         self._tokenizer = tokenizer
 
@@ -46,6 +47,7 @@ class ScriptedServer:
     def script(self, submit: Generate) -> Sequence[int]:
         prompt = self._tokenizer.decode(submit.prompt, skip_special_tokens=False)
         self.prompts.append(prompt)
+        self.submits.append(submit)
         text = self.answer if isinstance(self.answer, str) else self.answer(prompt)
         return self._tokenizer.encode(text + "<|im_end|>").ids
 

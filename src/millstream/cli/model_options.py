@@ -127,7 +127,7 @@ _SAMPLING = (
     ModelOption("top_p", toml.number(0, 1, exclusive_low=True), "above 0, to 1", "nucleus sampling"),
     ModelOption("top_k", _top_k, "an integer from -1", "the k most likely tokens; 0 or -1: no limit"),
     ModelOption("min_p", toml.number(0, 1), "0 to 1", "least probability, relative to the most likely token"),
-    ModelOption("repetition_penalty", toml.number(0, 10, exclusive_low=True), "above 0, to 10", "1: none"),
+    ModelOption("repetition_penalty", toml.number(0.01, 10), "0.01 to 10", "1: none"),
     ModelOption("presence_penalty", toml.number(-2, 2), "-2 to 2", "0: none"),
     ModelOption("frequency_penalty", toml.number(-2, 2), "-2 to 2", "0: none"),
 )

@@ -52,12 +52,12 @@ class OllamaOptions(BaseModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Exclude tokens whose probability is below this fraction of the most likely token's."""
     seed: Annotated[Whole, Field(ge=-_INT64, lt=_INT64)] | None = None
-    """The same seed and parameters sample the same tokens. Negative: a random seed."""
+    """The same seed and parameters sample the same tokens. -1, as without it: a random seed."""
     num_predict: Annotated[Whole, Field(ge=-2, le=_INT32)] | None = None
     """Maximum number of tokens to generate. 0 or less: as many as the context holds."""
     stop: Annotated[tuple[str, ...], PlainValidator(parse_stop), WithJsonSchema(STOP)] | None = None
     """Stop strings: the output ends before the first of them."""
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     """Above 1: tokens that are in the prompt or the output already become less likely, by division."""
     presence_penalty: Penalty | None = None
     """Above 0: tokens that were generated before become less likely, by a fixed amount."""
@@ -73,7 +73,7 @@ class OllamaOptions(BaseModel):
 
     @property
     def seeded(self) -> bool:
-        return self.seed is not None and self.seed >= 0
+        return self.seed not in (None, -1)
 
     def sampling(self) -> tuple[Sampling, frozenset[str]]:
         """Returns the parameters, and the names of those that the client did not set."""

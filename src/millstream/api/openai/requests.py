@@ -132,7 +132,7 @@ def _fields(
         "model": request.model,
         "prompts": prompts,
         "sampling": request.sampling(),
-        "seeded": request.seed is not None,
+        "seeded": request.seed not in (None, -1),
         "n": request.n,
         "max_tokens": max_tokens,
         "stop": request.stop,

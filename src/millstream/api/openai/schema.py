@@ -35,7 +35,7 @@ ToolChoice = Annotated[Choice, PlainValidator(parse_choice), WithJsonSchema(docs
 Functions = Annotated[ToolSet, PlainValidator(parse_functions), WithJsonSchema(docs.FUNCTIONS)]
 FunctionCall = Annotated[Choice, PlainValidator(parse_function_call), WithJsonSchema(docs.FUNCTION_CALL)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
 NOT_ZERO: dict[str, Any] = {"not": {"const": 0}}
 Limit = Annotated[Whole, Field(ge=-1, le=_INT32, json_schema_extra=NOT_ZERO)]
 """-1 stands for "no limit"."""
@@ -81,7 +81,7 @@ class TextRequest(StructuredRequest):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Exclude tokens whose probability is below this fraction of the most likely token's."""
     seed: Annotated[Whole, Field(ge=-_INT64, lt=_INT64)] | None = None
-    """The same seed and parameters sample the same tokens. Default: a random seed."""
+    """The same seed and parameters sample the same tokens. -1, as without it: a random seed."""
     repetition_penalty: RepetitionPenalty | None = None
     """Above 1: tokens that are in the prompt or the output already become less likely, by division. Default: 1."""
     repeat_penalty: RepetitionPenalty | None = None

@@ -283,7 +283,7 @@ def _kernel(told: bool) -> Any:
 
 def numbers_of(rows: Sequence[Sampling]) -> NDArray[np.float32]:
     """The settings of each row, in the order that the kernel reads them."""
-    found = [(row.temperature, row.top_p, row.min_p, row.top_k) for row in rows]
+    found = [(0.0 if row.greedy else row.temperature, row.top_p, row.min_p, row.top_k) for row in rows]
     return np.array(found, dtype=np.float32).reshape(len(rows), 4)
 
 

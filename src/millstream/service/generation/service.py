@@ -184,6 +184,8 @@ class TextGenerator:
         if request.max_tokens is not None:
             max_tokens = min(request.max_tokens, max_tokens)
         seed = request.sampling.seed if request.seeded else random.getrandbits(32)
+        # A sampler folds the halves of a seed together, so choices count in one half: no two of them get the same.
+        high, low = seed & 0xFFFFFFFF_00000000, seed & 0xFFFFFFFF
         stop_tokens = _stop_tokens(model, request, parsing)
         in_part = request.tools is None if request.spec_prefill is None else request.spec_prefill
         return [
@@ -191,7 +193,7 @@ class TextGenerator:
                 request_id=next(self._ids),
                 prompt=prompt.tokens,
                 max_tokens=max_tokens,
-                sampling=request.sampling.with_seed((seed + number) & 0xFFFFFFFFFFFFFFFF),
+                sampling=request.sampling.with_seed(high | ((low + number) & 0xFFFFFFFF)),
                 stop_tokens=stop_tokens,
                 min_tokens=request.min_tokens if parsing.grammar is None else 0,
                 logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,

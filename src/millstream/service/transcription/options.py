@@ -6,6 +6,7 @@ from millstream.engine.transcription.messages import Options
 from millstream.errors import BadRequest
 from millstream.model_facts import TranscriptionFacts
 from millstream.speech_types import TranscriptionRequest
+from millstream.types import LEAST_TEMPERATURE
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MAX_PROMPT = 20_000
@@ -22,7 +23,8 @@ def options_of(request: TranscriptionRequest, name: str, facts: TranscriptionFac
             f"{name!r} gives no times of words. Leave out 'word', or use a model with `word_timestamps` in /v1/models.",
             param="timestamp_granularities",
         )
-    first = request.temperature or 0.0
+    asked = request.temperature or 0.0
+    first = 0.0 if asked < LEAST_TEMPERATURE else asked
     return Options(
         task=request.task,
         language=language,

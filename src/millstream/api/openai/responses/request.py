@@ -52,7 +52,7 @@ class Plan:
             model=request.model,
             prompts=(ChatPrompt(messages, request.chat_template_kwargs),),
             sampling=request.sampling(),
-            seeded=request.seed is not None,
+            seeded=request.seed not in (None, -1),
             max_tokens=request.max_output_tokens,
             logprobs=request.logprobs,
             grammar=grammar,

@@ -95,8 +95,8 @@ class ResponseRequest(PromptRequest):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Exclude tokens whose probability is below this fraction of the most likely token's."""
     seed: Annotated[Whole, Field(ge=-_INT64, lt=_INT64)] | None = None
-    """The same seed and parameters sample the same tokens. Default: a random seed."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """The same seed and parameters sample the same tokens. -1, as without it: a random seed."""
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1.0
     """Above 1: tokens that are in the prompt or the output already become less likely."""
     presence_penalty: Penalty = 0.0
     """Above 0: tokens that were generated before become less likely, by a fixed amount."""

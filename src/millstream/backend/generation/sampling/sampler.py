@@ -40,7 +40,7 @@ GREEDY = Sampling()
 
 def drawing(sampling: Sampling) -> Sampling:
     """What of a row's settings a sampler sees. All greedy rows are alike, so a sampler of them serves others too."""
-    return GREEDY if sampling.temperature <= 0 and not sampling.logit_bias else sampling
+    return GREEDY if sampling.greedy and not sampling.logit_bias else sampling
 
 
 def _seeds(rows: Sequence[Sampling]) -> NDArray[np.uint32]:
@@ -110,7 +110,7 @@ class Sampler:
     @functools.cached_property
     def _random(self) -> tuple[_RandomSampler | None, mx.array | None]:
         """For rows that draw, and which they are; None if that is all."""
-        rows = [index for index, row in enumerate(self._rows) if row.temperature > 0]
+        rows = [index for index, row in enumerate(self._rows) if not row.greedy]
         if not rows:
             return None, None
         chosen = None if len(rows) == len(self._rows) else mx.array(rows, dtype=mx.int32)
