@@ -73,6 +73,15 @@ def test_a_truncated_answer_finishes_with_length(http: httpx.Client) -> None:
     assert len(choice["text"]) == 7
 
 
+def test_text_that_names_a_control_token_is_text(http: httpx.Client) -> None:
+    """The name of the end token ended the answer, and that of another one failed it."""
+    for name in ("<|im_end|>", "<|im_start|>"):
+        assert chat(http, guided_choice=[f"{name}."]).json()["choices"][0]["message"]["content"] == f"{name}."
+        schema = {"type": "object", "properties": {name: {"const": name}}, "required": [name]}
+        choice = chat(http, guided_json=schema | {"additionalProperties": False}).json()["choices"][0]
+        assert (choice["finish_reason"], json.loads(choice["message"]["content"])) == ("stop", {name: name})
+
+
 def test_logit_bias_applies_within_the_grammar(http: httpx.Client) -> None:
     digit = ord("7") - ord("!")
     [choice] = complete(http, guided_regex="[0-9]{4}", logit_bias={str(digit): 100, "70": 100})["choices"]

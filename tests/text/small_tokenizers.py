@@ -65,6 +65,30 @@ def byte_fallback(*, strip: bool = True) -> Tokenizer:
     return Tokenizer.from_str(byte_fallback_json(strip))
 
 
+def unigram() -> Tokenizer:
+    """SentencePiece's other algorithm, as in T5: its vocabulary contains the control tokens, too."""
+    letters = [(letter, -5.0) for letter in '▁abcdefghijklmnopqrstuvwxyz<>|/"{}[]:,0123456789']
+    words = [("▁the", -3.0), ("mill", -3.0), ("<tool", -3.0)]
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *letters, *words]
+    pieces += [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+def merged_names() -> Tokenizer:
+    """Byte-level BPE whose merges make the name of an added token."""
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<h", "<h>"]
+    merges = [("<", "h"), ("<h", ">")]
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(["<h>"])
+    return tokenizer
+
+
 @cache
 def word_piece_json() -> str:
     """WordPiece as in BERT: the text of a token depends on its neighbours."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+import tokenizers
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.numpy import fill_next_token_bitmask
+from small_tokenizers import byte_fallback, byte_level, merged_names, unigram
 
 from millstream.errors import BadRequest, ModelError
 from millstream.text.grammars.check import check_grammar
@@ -111,6 +115,38 @@ def test_what_matches(
     grammar = check_grammar(grammar)
     assert [text for text in right if not accepts(compiler, tokenizer, grammar, text)] == []
     assert [text for text in wrong if accepts(compiler, tokenizer, grammar, text)] == []
+
+
+def walked(compiler: GrammarCompiler, grammar: Grammar) -> list[int]:
+    """The tokens of a random answer that the masks allow."""
+    matcher, draw = compiler.matcher(grammar), random.Random(0)
+    tokens: list[int] = []
+    while not matcher.is_stopped():
+        mask = np.zeros((1, (compiler.vocab_size + 31) // 32), dtype=np.int32)
+        fill_next_token_bitmask(matcher, mask, 0)
+        tokens.append(draw.choice([i for i in range(compiler.vocab_size) if mask[0][i // 32] >> (i % 32) & 1]))
+        assert matcher.consume_token(tokens[-1]), matcher.get_error()
+    return tokens
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, unigram, merged_names])
+def test_text_that_names_an_added_token_is_text(make: Callable[[], tokenizers.Tokenizer]) -> None:
+    """Whether the model's own vocabulary has the name, too, or its merges make it."""
+    backend = make()
+    backend.add_special_tokens(["<|stop|>"])
+    eos = backend.token_to_id("<|stop|>")
+    tokenizer = Tokenizer(backend, eos_ids=[eos])
+    compiler = GrammarCompiler(lambda: tokenizer)
+    for name, number in tokenizer.added_tokens.items():
+        for text, grammar in (
+            (f'"{name} a"', Grammar("json_schema", json.dumps({"const": f"{name} a"}))),
+            (f"{name}b", Grammar("regex", re.escape(name) + "b")),
+        ):
+            tokens = [token for token in walked(compiler, grammar) if token != eos]
+            assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == text
+            assert set(tokens).isdisjoint(tokenizer.added_tokens.values())
+        for reference in (name, f"<[{number}]>"):
+            assert walked(compiler, Grammar("lark", f'start: "<" {reference} "{name}" // <y>'))[1] == number
 
 
 def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

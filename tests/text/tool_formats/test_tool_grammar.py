@@ -15,9 +15,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from millstream.errors import BadRequest
 from millstream.text.chat_format import REASONING, ChatFormat
+from millstream.text.grammars.grammar import vocabulary as grammar_vocabulary
 from millstream.text.grammars.tools import MAX_CALLS, free_grammar, tool_grammar
 from millstream.text.output.parser import Message, OutputParser
 from millstream.text.templates.tool_prompt import write_calls
+from millstream.text.tokenizer import Tokenizer
 from millstream.text.tool_formats.registry import FORMATS
 from millstream.types import Grammar, ToolUse
 
@@ -56,7 +58,7 @@ def vocabulary(name: str, special: bool) -> tuple[tokenizers.Tokenizer, llguidan
     markers = [marker for block in form.blocks for marker in (block.start, *block.ends)] + [*form.inner_markers, *INNER]
     single_tokens = {marker for marker in markers if marker[0] in "<[" and marker[-1] in ">]" and " " not in marker}
     made.add_special_tokens(["<|endoftext|>", *sorted(single_tokens if special else ())])
-    return made, llguidance.LLTokenizer(made.to_str(), eos_token=END)
+    return made, grammar_vocabulary(Tokenizer(made, eos_ids=[END]))
 
 
 MATCHERS: dict[tuple[str, bool, str], llguidance.LLMatcher] = {}
@@ -92,10 +94,10 @@ def allowed_tokens(name: str, special: bool, text: str, **more: object) -> set[i
     return {token for token in range(tokens.vocab_size) if mask[0][token // 32] >> (token % 32) & 1}
 
 
-def walk(name: str, special: bool, seed: int) -> str | None:
-    """Returns a random text that the grammar allows; None if it did not end."""
-    made, tokens = vocabulary(name, special)
-    subject = matcher(name, special, reasoning=chat_format(name).reasoning)
+def walk(name: str, special: bool, seed: int, use: ToolUse = USE, **more: object) -> list[int] | None:
+    """Returns the tokens of a random text that the grammar allows; None if it did not end."""
+    tokens = vocabulary(name, special)[1]
+    subject = matcher(name, special, use, **more)
     draw = random.Random(seed)
     mask = allocate_token_bitmask(1, tokens.vocab_size)
     ids: list[int] = []
@@ -108,7 +110,7 @@ def walk(name: str, special: bool, seed: int) -> str | None:
             break
         ids.append(token)
         assert subject.consume_token(token)
-    return made.decode(ids, skip_special_tokens=False) if subject.is_accepting() or subject.is_stopped() else None
+    return ids if subject.is_accepting() or subject.is_stopped() else None
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -203,9 +205,10 @@ def test_reasoning_may_precede_the_calls(name: str, special: bool) -> None:
 def test_all_text_that_it_allows_parses_to_valid_calls(name: str, special: bool, whole: bool) -> None:
     schemas = USE.schemas
     for seed in range(8 if whole else 3):
-        text = walk(name, special, seed)
-        if text is None:
+        ids = walk(name, special, seed, reasoning=chat_format(name).reasoning)
+        if ids is None:
             continue
+        text = vocabulary(name, special)[0].decode(ids, skip_special_tokens=False)
         output = OutputParser(chat_format(name), schemas)
         message = Message()
         message.add(output.push(text))
@@ -213,6 +216,21 @@ def test_all_text_that_it_allows_parses_to_valid_calls(name: str, special: bool,
         assert message.calls and not message.content, (text, message)
         for called, arguments in message.calls:
             jsonschema.validate(json.loads(arguments), schemas[called])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_client_wrote_is_text_even_if_it_spells_a_marker(name: str) -> None:
+    parameters = {"type": "object", "properties": {"t": {"enum": ["</think>"]}}, "required": ["t"]}
+    function = {"name": "set", "parameters": parameters | {"additionalProperties": False}}
+    ids = walk(name, True, 0, ToolUse(({"type": "function", "function": function},), "required"))
+    assert ids is not None
+    made = vocabulary(name, True)[0]
+    output = OutputParser(chat_format(name), {"set": parameters})
+    message = Message()
+    message.add([*output.push(made.decode(ids, skip_special_tokens=False)), *output.finish()])
+    assert message.calls[0] == ("set", '{"t": "</think>"}')
+    # As a server decodes control tokens that are no markers of the format.
+    assert "</think>" in made.decode(ids, skip_special_tokens=True)
 
 
 EDIT = {

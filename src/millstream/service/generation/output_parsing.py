@@ -12,6 +12,7 @@ from millstream.service.generation.grammar_checks import GrammarChecks
 from millstream.service.generation.model import GenerationModel
 from millstream.text.chat_format import ChatFormat
 from millstream.text.grammars.json_escaped import CannotRewrite
+from millstream.text.grammars.lark import names_tokens
 from millstream.text.grammars.tool_input import check_input_size
 from millstream.text.grammars.tools import embeddable, free_grammar, tool_grammar
 from millstream.text.output.parser import OutputParser
@@ -146,9 +147,23 @@ def parsing_for_prompt(
     if in_reasoning and (parsing.reasoning_budget == 0 or request.grammar is not None):
         in_reasoning, prompt = False, (*prompt, *parsing.reasoning_end)
     parsing = replace(parsing, in_reasoning=in_reasoning)
-    tools = request.tools
-    if tools is None or chat_format.tools is None:
-        return parsing, prompt
+    grammar, answer_grammar = _grammars_with_calls(parsing, model, request)
+    if grammar is not None:
+        parsing = replace(parsing, grammar=grammar, answer_grammar=answer_grammar)
+    elif request.grammar is not None and not names_tokens(request.grammar):
+        # All that the client's grammar matches is the answer, even if it spells a marker: no token of it is one.
+        parsing = replace(parsing, chat_format=None)
+    return parsing, prompt
+
+
+def _grammars_with_calls(
+    parsing: OutputParsing, model: GenerationModel, request: GenerationRequest
+) -> tuple[Grammar | None, Grammar | None]:
+    """Returns the grammar of an answer with tool calls, and the same without reasoning before it. None if calls need no
+    grammar, or none beside the client's own."""
+    tools, chat_format = request.tools, parsing.chat_format
+    if tools is None or chat_format is None or chat_format.tools is None:
+        return None, None
     if tools.choice == "required":
         build: Callable[..., Grammar | None] = tool_grammar
     elif tools.choice == "auto" and tools.input_grammars and request.grammar is None:
@@ -156,16 +171,13 @@ def parsing_for_prompt(
     elif tools.choice == "auto" and request.grammar is not None and embeddable(request.grammar):
         build = partial(free_grammar, answer=request.grammar)
     else:
-        return parsing, prompt
+        return None, None
     build = partial(build, chat_format.tools, tools, model.tokenizer.added_tokens)
     ends = parsing.stop_tokens - model.tokenizer.eos_ids
     # Structured output matches from its first token on: see above.
     closed = parsing.reasoning_budget == 0 or request.grammar is not None
     markers = None if closed else chat_format.reasoning
-    grammar = build(reasoning=markers, in_reasoning=in_reasoning, ends=ends)
-    if grammar is None:  # then structured output without calls is what can be enforced
-        return parsing, prompt
-    return replace(parsing, grammar=grammar, answer_grammar=build(ends=ends)), prompt
+    return build(reasoning=markers, in_reasoning=parsing.in_reasoning, ends=ends), build(ends=ends)
 
 
 def _opens_reasoning(parsing: OutputParsing, tokenizer: Tokenizer, prompt: tuple[int, ...]) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 import time
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from millstream.errors import BadRequest
+from millstream.text.grammars.lark import with_any_token
 from millstream.text.grammars.source import LIMITS, explain_error, llguidance_source, title_of
 from millstream.types import Grammar
 
@@ -25,18 +25,13 @@ WALK_SECONDS = 0.25
 _EOS = 261
 """The EOS token of llguidance's byte vocabulary."""
 
-_TOKEN_REFERENCE = re.compile(
-    r"""//[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/ | (?P<token> <\[[^\]\n]*\]> | <[^<>\s"]+> )""", re.VERBOSE
-)
-"""References to tokens in a Lark grammar, outside of comments, strings and regular expressions."""
-
 
 def check_grammar(grammar: Grammar) -> Grammar:
     """Returns the grammar in a form that engines accept. Raises `BadRequest` that says why it cannot be served."""
     if grammar.kind == "gbnf":
         grammar = Grammar("lark", _from_gbnf(grammar.source))
     try:
-        source = llguidance_source(_without_model_tokens(grammar))
+        source = llguidance_source(with_any_token(grammar))
     except ValueError as error:
         raise BadRequest(f"{title_of(grammar)} cannot be compiled: {error}") from error
     matcher = LLMatcher(_byte_tokenizer(), source, log_level=0, limits=LIMITS)
@@ -65,15 +60,6 @@ def _check_speed(matcher: LLMatcher, title: str) -> None:
 @functools.cache
 def _byte_tokenizer() -> LLTokenizer:
     return LLTokenizer("byte", eos_token=_EOS)
-
-
-def _without_model_tokens(grammar: Grammar) -> Grammar:
-    """Replaces references to a model's tokens: the byte vocabulary does not have them."""
-    if grammar.kind != "lark" or "<" not in grammar.source:
-        return grammar
-    return Grammar(
-        "lark", _TOKEN_REFERENCE.sub(lambda found: "<[256]>" if found["token"] else found[0], grammar.source)
-    )
 
 
 class _GbnfErrors:

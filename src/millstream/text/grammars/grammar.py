@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import orjson
 from llguidance import LLMatcher, LLTokenizer
 
 from millstream.errors import ModelError
 from millstream.models.source import ModelSource
+from millstream.text.grammars.lark import with_token_ids
 from millstream.text.grammars.source import LIMITS, explain_error, first_line, llguidance_source
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
@@ -32,13 +34,47 @@ WAITING_SECONDS = 120.0
 def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     """Returns the tokenizer in llguidance's form: a trie of token bytes, and the EOS tokens.
 
+    No text in it is the name of an added token: llguidance tokenizes the text that a grammar forces, and it would take
+    a name for the token itself, which is no text to the grammar. So grammars refer to added tokens by their ids.
     Raises `ModelError` if llguidance does not support the tokenizer.
     """
     eos_tokens = sorted(token for token in tokenizer.eos_ids if token < tokenizer.vocab_size)
     try:
-        return LLTokenizer(tokenizer.as_json(), eos_token=eos_tokens)
+        return LLTokenizer(_without_names(tokenizer.as_json()), eos_token=eos_tokens)
     except ValueError as error:
         raise ModelError(f"this model's tokenizer cannot be used with structured output: {error}") from error
+
+
+def _without_names(tokenizer: str) -> str:
+    """Returns a tokenizer.json in which added tokens have names that no text contains, and their ids as before."""
+    content: dict[str, Any] = orjson.loads(tokenizer)
+    names = {token["content"]: f"\ufdd0{token['id']}\ufdd0" for token in content["added_tokens"]}
+    for token in content["added_tokens"]:
+        token["content"] = names[token["content"]]
+    _rename_in_model(content["model"], names)
+    return orjson.dumps(content).decode()
+
+
+def _rename_in_model(model: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Renames tokens in the vocabulary of a tokenizer's model, which has the added tokens of some families, too."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: pieces with their scores
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
+        return
+    if names.keys().isdisjoint(vocabulary):
+        return
+    model["vocab"] = {names.get(name, name): number for name, number in vocabulary.items()}
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        model["merges"] = [pair for pair in pairs if names.keys().isdisjoint((*pair, "".join(pair)))]
+
+
+class _Vocabulary(NamedTuple):
+    tokens: LLTokenizer
+    added: Mapping[str, int]
+    """The ids of added tokens by their names."""
 
 
 class _CachedGrammar(NamedTuple):
@@ -57,14 +93,14 @@ class GrammarCompiler:
 
     def __init__(self, load: Callable[[], Tokenizer]) -> None:
         self._load = load
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: _Vocabulary | None = None
         self._load_error: str | None = None
         self._cache: OrderedDict[Grammar, _CachedGrammar] = OrderedDict()
         self._rejected: OrderedDict[Grammar, str] = OrderedDict()
 
     @property
     def vocab_size(self) -> int:
-        return self._loaded_vocabulary().vocab_size
+        return self._loaded_vocabulary().tokens.vocab_size
 
     def knows(self, grammar: Grammar) -> bool:
         """True if the grammar is compiled and cached."""
@@ -95,7 +131,9 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> LLMatcher:
         if grammar in self._rejected:
             raise ValueError(self._rejected[grammar])
-        matcher = LLMatcher(self._loaded_vocabulary(), llguidance_source(grammar), log_level=0, limits=LIMITS)
+        vocabulary = self._loaded_vocabulary()
+        source = llguidance_source(with_token_ids(grammar, vocabulary.added))
+        matcher = LLMatcher(vocabulary.tokens, source, log_level=0, limits=LIMITS)
         first = matcher.deep_copy()
         if not first.is_error():
             first.compute_bitmask()  # fills the shared lexer, and finds errors before the request has a row
@@ -117,12 +155,13 @@ class GrammarCompiler:
             self._cache.pop(grammar, None)
             size -= len(grammar.source)
 
-    def _loaded_vocabulary(self) -> LLTokenizer:
+    def _loaded_vocabulary(self) -> _Vocabulary:
         if self._load_error is not None:
             raise ModelError(self._load_error)
         if self._vocabulary is None:
             try:
-                self._vocabulary = vocabulary(self._load())
+                tokenizer = self._load()
+                self._vocabulary = _Vocabulary(vocabulary(tokenizer), tokenizer.added_tokens)
             except ModelError as error:
                 self._load_error = error.message
                 raise

@@ -1,14 +1,17 @@
-"""Splits a grammar in llguidance's Lark dialect into statements, so that it can become a part of another grammar."""
+"""Reads grammars in llguidance's Lark dialect: their references to tokens, and their statements, so that one can become
+a part of another grammar."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from millstream.text.grammars.json_escaped import CannotRewrite
+from millstream.types import Grammar
 
 Kind = Literal["name", "string", "regex", "number", "op"]
 
@@ -39,6 +42,11 @@ COMMON = {
 }
 """Terminals that `%import common.NAME` brings, as regular expressions."""
 
+_TOKEN_REFERENCE = re.compile(
+    r"""//[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/ | (?P<token> <\[[^\]\n]*\]> | <[^<>\s"]+> )""", re.VERBOSE
+)
+"""References to a model's tokens, outside of comments, strings and regular expressions."""
+
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\f\r]+ | //[^\n]* | \#[^\n]*)
     | (?P<line>\n)
@@ -64,6 +72,30 @@ class Item:
 
 Statements = dict[str, list[Item]]
 """Bodies by the names of rules and terminals."""
+
+
+def names_tokens(grammar: Grammar) -> bool:
+    """True if a grammar refers to tokens of the model, not to text alone."""
+    if grammar.kind != "lark" or "<" not in grammar.source:
+        return False
+    return any(found["token"] for found in _TOKEN_REFERENCE.finditer(grammar.source))
+
+
+def with_token_ids(grammar: Grammar, tokens: Mapping[str, int]) -> Grammar:
+    """Replaces the names of tokens by their ids. A name that is none of these `tokens` stays."""
+    return _with_references(grammar, lambda name: f"<[{tokens[name]}]>" if name in tokens else name)
+
+
+def with_any_token(grammar: Grammar) -> Grammar:
+    """Replaces all references to tokens by one to a token of llguidance's byte vocabulary."""
+    return _with_references(grammar, lambda reference: "<[256]>")
+
+
+def _with_references(grammar: Grammar, new: Callable[[str], str]) -> Grammar:
+    if not names_tokens(grammar):
+        return grammar
+    source = _TOKEN_REFERENCE.sub(lambda found: new(found[0]) if found["token"] else found[0], grammar.source)
+    return replace(grammar, source=source)
 
 
 def lark_statements(source: str) -> Statements:

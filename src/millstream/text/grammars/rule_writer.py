@@ -1,7 +1,7 @@
 """Writes the rules of a grammar in llguidance's Lark dialect: markers, reasoning, and arguments that match a schema.
 
-A marker that is a single added token is referenced by its token id. As text it would never match: the tokenizer
-encodes it as that one token.
+A marker that is a single added token is referenced by its token id: no text of a grammar is that token. What a client
+wrote (the names of functions and parameters, the values of an enumeration) is text, even if it spells a marker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.text.grammars.tool_input import input_rules, symbol
+from millstream.text.grammars.tool_input import input_rules, literal, symbol
 from millstream.text.tool_formats.format import KeyedArguments, ReasoningMarkers
 from millstream.types import INPUT_PARAMETER, Grammar
 
@@ -40,13 +40,18 @@ class RuleWriter:
         return " ".join(part for part in parts if part) or '""'
 
     def text(self, text: str) -> str:
-        """Matches exactly this text."""
+        """Matches exactly this text of the tool format. Markers in it are tokens."""
         pieces = self._split.split(text) if self._split else [text]
         return " ".join(self._piece(piece) for piece in pieces if piece)
 
+    def named(self, text: str, placeholder: str, name: str) -> str:
+        """Matches a text of the tool format with a client's name in the place of `placeholder`."""
+        before, found, after = text.partition(placeholder)
+        return self.sequence(self.text(before), literal(name) if found else "", self.text(after))
+
     def _piece(self, piece: str) -> str:
         number = self._tokens.get(piece)
-        return json.dumps(piece, ensure_ascii=False) if number is None else f"<[{number}]>"
+        return literal(piece) if number is None else f"<[{number}]>"
 
     def is_simple(self, text: str) -> bool:
         """True if `text` is one added token, or contains none."""
@@ -62,7 +67,7 @@ class RuleWriter:
         first = self._split.match(end) if self._split else None
         if first is not None:
             return self.sequence(FREE, self.text(end))
-        return self.rule("free", FREE, f"[suffix={json.dumps(end, ensure_ascii=False)}]")
+        return self.rule("free", FREE, f"[suffix={literal(end)}]")
 
     def reasoning(self, markers: ReasoningMarkers, *, opened: bool) -> str:
         body = self.sequence(self.until(markers.closes[0]), self.text(markers.after), "/\\n{0,2}/")
@@ -112,14 +117,14 @@ class RuleWriter:
         return self.rule("value", "%json " + json.dumps({**schema, "x-guidance": _COMPACT}, ensure_ascii=False))
 
     def _argument(self, keyed: KeyedArguments, key: str, schema: Mapping[str, Any]) -> str:
-        before = self.text(keyed.before.replace("{key}", key))
+        before = self.named(keyed.before, "{key}", key)
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if not _is_string(schema, choices) or keyed.quote == '"':
             return self.sequence(before, self.json(schema), self.text(keyed.after))
         opening, closing = self.text(keyed.quote), keyed.quote + keyed.after
         if choices is None:
             return self.sequence(before, opening, self.until(closing))
-        options = " | ".join(self.text(str(choice)) for choice in choices)
+        options = " | ".join(literal(str(choice)) for choice in choices)
         return self.sequence(before, opening, f"({options})", self.text(closing))
 
     def _ordered(self, items: Sequence[tuple[str, bool]], between: str) -> str:

@@ -50,7 +50,7 @@ def input_rules(grammar: Grammar, name: str, *, end: str, escaped: bool, hidden_
             body = f"({{}} & ~/{_ANY}{_regex_text(end.strip())}{_ANY}/)"
         else:
             _check_end(statements, order, end)
-    return _Writer(statements, order, name, escaped, terminals=is_plain).rules(_literal(end), body)
+    return _Writer(statements, order, name, escaped, terminals=is_plain).rules(literal(end), body)
 
 
 def check_input_size(grammar: Grammar) -> None:
@@ -102,7 +102,8 @@ def _check_end(statements: Statements, names: list[str], end: str) -> None:
             raise CannotRewrite(f"recursion and /{item.text[:100]}/, which can match {end[0]!r}")
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
+    """Matches exactly this text, and no token whose name it may be."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -174,7 +175,7 @@ class _Writer:
     def _string(self, item: Item) -> str:
         if item.flags:
             return self._regex(re.escape(item.text), item.flags)
-        return _literal(escaped_text(item.text) if self._escaped else item.text)
+        return literal(escaped_text(item.text) if self._escaped else item.text)
 
     def _regex(self, pattern: str, flags: str) -> str:
         if self._escaped:

@@ -50,7 +50,7 @@ def tool_grammar(
     syntax = tool_format.syntax
     calls = []
     for function in functions:
-        before = writer.text(syntax.before.replace("{name}", function["name"]))
+        before = writer.named(syntax.before, "{name}", function["name"])
         arguments = _input(writer, syntax, use, function["name"])
         if arguments is None:
             arguments = writer.arguments(syntax.arguments, function.get("parameters") or {})
@@ -90,7 +90,7 @@ def free_grammar(
     skipped = 0 if syntax.opening else len(marker)
     calls = []
     for function in functions:
-        before = writer.text(syntax.before[skipped:].replace("{name}", function["name"]))
+        before = writer.named(syntax.before[skipped:], "{name}", function["name"])
         arguments = _input(writer, syntax, use, function["name"])
         if arguments is None:
             free = writer.free_arguments(syntax.arguments, syntax.after, tool_format.inner_markers)
