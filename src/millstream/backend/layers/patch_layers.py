@@ -12,29 +12,37 @@ import types
 from typing import Any
 
 
-def patch_function(model: Any, name: str, function: Any, also: str | None = None) -> int:
+def patch_function(model: Any, name: str, function: Any, also: str | None = None, instead_of: Any = None) -> int:
     """Have every layer of `model` that calls `name` call `function` instead; with `also`, only those that use that name
-    too. Returns how many there are."""
+    too, with `instead_of`, only those for whom the name means that. Returns how many there are."""
     made: dict[type, type] = {}
-    callers = callers_of(model, name, also)
+    callers = callers_of(model, name, also, instead_of)
     for module in callers:
         kind = type(module)
         if kind not in made:
-            made[kind] = _patched_class(kind, vars(kind)["__call__"], name, function)
+            made[kind] = _patched_class(kind, _methods_using(kind, name, also), name, function)
         module.__class__ = made[kind]
     return len(callers)
 
 
-def callers_of(model: Any, name: str, also: str | None = None) -> list[Any]:
+def callers_of(model: Any, name: str, also: str | None = None, meaning: Any = None) -> list[Any]:
     """The layers whose code uses the global `name`, and also, as a global or an attribute, `also` if it is given."""
     found = []
     for _, module in model.named_modules():
-        call = vars(type(module)).get("__call__")
-        if not isinstance(call, types.FunctionType) or name not in _globals_in(call.__code__):
-            continue
-        if also is None or also in call.__code__.co_names:
+        methods = _methods_using(type(module), name, also).values()
+        if methods and (meaning is None or all(each.__globals__.get(name) is meaning for each in methods)):
             found.append(module)
     return found
+
+
+def _methods_using(kind: type, name: str, also: str | None) -> dict[str, types.FunctionType]:
+    """Methods of the class itself. Layers call their helpers from `__call__`, or from a part of it."""
+    functions = {key: each for key, each in vars(kind).items() if isinstance(each, types.FunctionType)}
+    return {
+        key: each
+        for key, each in functions.items()
+        if name in _globals_in(each.__code__) and (also is None or also in each.__code__.co_names)
+    }
 
 
 @functools.cache
@@ -43,8 +51,11 @@ def _globals_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
 
 
-def _patched_class(kind: type, call: types.FunctionType, name: str, function: Any) -> type:
-    names = {**call.__globals__, name: function}
-    ours = types.FunctionType(call.__code__, names, call.__name__, call.__defaults__, call.__closure__)
-    ours.__kwdefaults__ = call.__kwdefaults__
-    return type(kind.__name__, (kind,), {"__call__": ours})
+def _patched_class(kind: type, methods: dict[str, types.FunctionType], name: str, function: Any) -> type:
+    ours = {}
+    for key, method in methods.items():
+        names = {**method.__globals__, name: function}
+        copy = types.FunctionType(method.__code__, names, method.__name__, method.__defaults__, method.__closure__)
+        copy.__kwdefaults__ = method.__kwdefaults__
+        ours[key] = copy
+    return type(kind.__name__, (kind,), ours)
