@@ -29,7 +29,8 @@ The tree, with the status of each class. A class without one has its parent's:
     ├── HeadersTooLarge           431
     ├── StepFailed                500
     ├── ModelError                500
-    │   └── DeviceLost
+    │   └── EngineDied
+    │       └── DeviceLost
     ├── ToolServerFailed          502
     ├── TooManyConnections        503
     ├── EngineBusy                503
@@ -324,6 +325,11 @@ class ModelError(MillstreamError):
     code = "model_error"
 
 
-class DeviceLost(ModelError):
+class EngineDied(ModelError):
+    """The engine's process ended without a word while it loaded a model, as when memory runs out (500). The model
+    may be fine: it is loaded again, a few times."""
+
+
+class DeviceLost(EngineDied):
     """A GPU failed while a model was loaded (500). It refuses all further work of that process; another process may
     load the model without the fast path that failed."""

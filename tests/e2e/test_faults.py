@@ -89,6 +89,15 @@ def card(server: RunningServer, name: str) -> dict[str, Any]:
     return found
 
 
+def wait_for_new(known: set[int]) -> psutil.Process:
+    """The engine's process that is not one of these."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := [child for child in children(ENGINE) if child.pid not in known]):
+        assert time.monotonic() < deadline, "no new engine was started"
+        time.sleep(0.01)
+    return found[0]
+
+
 def answer(server: RunningServer, model: str) -> str:
     body = {"model": model, "prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
@@ -122,6 +131,13 @@ def test_killing_one_of_two_engines_does_not_interrupt_the_others_streams(pair: 
             assert stream.ended_at - killed_at < LATE, "the error arrived too late"
         assert answer(server, "two") == expected, "the restarted engine gives the same answer"
         assert card(server, "two")["restarts"] == 1
+        before = {child.pid for child in children(ENGINE)}
+        os.kill(card(server, "two")["pid"], signal.SIGKILL)
+        restarting = wait_for_new(before)
+        restarting.kill()
+        wait_for_new({*before, restarting.pid})
+        assert answer(server, "two") == expected, "nobody had to load an engine that was killed while it loaded"
+        assert card(server, "two")["restarts"] == 3
         assert card(server, "one")["restarts"] == 0
 
 

@@ -23,7 +23,7 @@ from support.digest_kind import CAPACITY, REFUSED, Digest, DigestBackend, Digest
 from support.engines import Driver, engine
 from support.fake import panic
 from support.fifo_gate import FifoGate
-from support.kinds import LINKS, Kind, kind_of
+from support.kinds import LINKS, ForeignCommand, ForeignWork, Kind, kind_of
 from support.processes import children_find_us
 from support.tiers import some
 from support.wrapped import gated
@@ -121,6 +121,17 @@ def test_cancelling_unknown_or_ended_requests_does_nothing(driver: Driver, kind:
     driver.post(Cancel(77))
     driver.complete(kind.work(2, steps=2))
     assert len(kind.result(driver, 2)) == 2
+
+
+def test_commands_of_another_kind_are_refused_and_the_engine_serves_on(driver: Driver, kind: Kind) -> None:
+    driver.post(kind.work(1, steps=40))
+    driver.post(ForeignCommand())
+    driver.complete(ForeignWork(2))
+    refused = driver.ends[2][0]
+    assert isinstance(refused, Failed) and not refused.gone
+    assert refused.message == "this kind of engine does not know the command ForeignWork"
+    driver.wait_ended(1)
+    assert isinstance(driver.ends[1][0], Finished)
 
 
 def test_a_failed_step_fails_its_requests_but_not_the_engine(held: Held) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.engine.generation.plan import Plan, StepResult
 from millstream.engine.messages import Failed, Finished
-from millstream.errors import EngineGone, InsufficientMemory, LoadCancelled, ModelError, NotFound
+from millstream.errors import EngineDied, EngineGone, InsufficientMemory, LoadCancelled, ModelError, NotFound
 from millstream.model_facts import LoadProgress
 from millstream.service import managed_model
 from millstream.service.ready_model import ReadyModel
@@ -203,6 +203,65 @@ async def test_a_crashed_engine_is_restarted_until_it_crashed_too_often() -> Non
     crashing = False
     await fake.hub.load("a")
     assert isinstance(await fake.ask("a"), Finished)
+
+
+@on_loop
+async def test_an_engine_that_dies_while_it_loads_is_loaded_again_until_it_died_too_often() -> None:
+    """At the first load and in the restart after a crash: what killed it may be over."""
+    fake = FakeHub()
+    managed = fake.add("a")
+    deaths = 1
+
+    async def die(name: str) -> None:
+        nonlocal deaths
+        deaths -= 1
+        if deaths >= 0:
+            raise EngineDied("the engine's process was killed by signal 9")
+
+    fake.before_load = die
+    ends = await asyncio.gather(*(fake.ask("a") for _ in range(3)), return_exceptions=True)
+    for end in ends:
+        assert isinstance(end, EngineGone)
+        assert "signal 9. It is being loaded again" in end.message
+        assert end.retry_after == 1
+    assert isinstance(await fake.ask("a"), Finished), "nobody had to load it"
+    deaths = 2
+    fake.backends["a"] = Crashing
+    await fake.hub.unload("a")
+    with pytest.raises(EngineGone):
+        await fake.ask("a")
+    await fake.until(lambda: managed.loads == 5)
+    deaths = 2
+    assert isinstance(await fake.ask("a"), Failed), "this crash is the third in a row"
+    fake.backends["a"] = FakeBackend
+    await fake.until(lambda: fake.state("a") == "failed")
+    await managed.settled()
+    card = fake.hub.card("a")
+    assert "crashed 5 times" in (card.error or "") and "signal 9" in (card.error or "")
+    assert (card.reserved_bytes, managed.loads) == (None, 7)
+    with pytest.raises(EngineGone, match="POST /v1/models/a/load tries again"):
+        await fake.ask("a")
+    assert (await fake.hub.load("a")).state == "ready"
+
+
+@on_loop
+async def test_an_unload_or_a_stop_ends_the_restart_of_an_engine_that_died_while_it_loaded() -> None:
+    fake = FakeHub()
+    managed = fake.add("a")
+
+    async def die(name: str) -> None:
+        raise EngineDied("the engine's process was killed by signal 9")
+
+    fake.before_load = die
+    for loads in (1, 2):
+        with pytest.raises(EngineGone):
+            await fake.ask("a")
+        assert managed.loads == loads and fake.state("a") == "loading"
+        assert (await fake.hub.unload("a")).state == "unloaded"
+    with pytest.raises(EngineGone):
+        await fake.ask("a")
+    assert await fake.hub.close("closing time", 0.0, 5.0)
+    assert (managed.loads, fake.state("a")) == (3, "stopped")
 
 
 def hanging(gates: list[Gate]) -> Callable[[], FakeBackend]:

@@ -61,3 +61,20 @@ def test_engines_are_checked_separately() -> None:
         assert watchdog.check("b", Beat(0.0, 5.0 + second), 1.0) is None
     assert watchdog.check("a", Beat(0.0, 5.0), 1.0) is not None
     assert watchdog.check("b", Beat(0.0, 99.0), 1.0) is None
+
+
+def test_a_process_that_a_signal_has_stopped_hangs_after_seconds_also_within_a_step() -> None:
+    step, between = Beat(5.0, 4.0), Beat(0.0, 5.0)
+    for step_timeout in (0.0, 120.0):
+        for beat in (step, between):
+            watchdog = Watchdog(step_timeout)
+            assert watchdog.check("a", beat, 1.0) is None
+            reasons = [watchdog.check("a", beat, 1.0, stopped=True) for _ in range(12)]
+            assert next(second for second, reason in enumerate(reasons) if reason) == SILENCE_SECONDS + 1
+            assert "a signal stopped the engine's process 11.0 s ago" in (reasons[-1] or "")
+
+
+def test_a_process_that_goes_on_in_time_does_not_hang() -> None:
+    watchdog = Watchdog(120.0)
+    stopped = [second % 10 < 8 for second in range(100)]
+    assert not [now for now in stopped if watchdog.check("a", Beat(5.0, 4.0), 1.0, stopped=now)]

@@ -66,6 +66,8 @@ class DigestFacts:
 
 
 class DigestScheduler:
+    commands = (Digest, SetSalt)
+
     def __init__(self, facts: DigestFacts) -> None:
         self._capacity = facts.capacity
         self._held: dict[int, Digest] = {}

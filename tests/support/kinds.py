@@ -12,7 +12,7 @@ from millstream.engine.generation.messages import Generate, Tokens
 from millstream.engine.jobs.messages import Encode, Vectors
 from millstream.engine.jobs.scheduler import JobScheduler
 from millstream.engine.link import ThreadLink
-from millstream.engine.messages import Submit
+from millstream.engine.messages import Command, Submit
 from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.engine.speech.messages import Speak, Spoken
@@ -34,6 +34,14 @@ from support.tiny_whisper import spoken
 from support.transcriptions import backend_of, request, tokens_of
 
 LINKS: dict[str, type[ThreadLink | ProcessLink]] = {"thread": ThreadLink, "process": ProcessLink}
+
+
+class ForeignCommand(Command):
+    """Of a kind that no engine is."""
+
+
+class ForeignWork(Submit):
+    """As `ForeignCommand`."""
 
 
 @dataclass(frozen=True)

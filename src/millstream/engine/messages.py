@@ -151,6 +151,8 @@ class LoadFailed(Event):
     message: str
     device_lost: bool = False
     """The device, or the process, failed: another process may load the model without some fast path."""
+    died: bool = False
+    """The engine's process ended without a word: the model may be fine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,8 @@ class OwnerLoop:
         events: list[Event] = []
         for command in commands:
             match command:
+                case _ if not isinstance(command, (Cancel, Wake, Shutdown, *scheduler.commands)):
+                    events.extend(_unknown(command))
                 case Submit():
                     self._submit(backend, scheduler, command)
                 case Cancel():
@@ -198,6 +200,13 @@ class OwnerLoop:
     def _emit(self, events: Sequence[Event]) -> None:
         if events:
             self._sink(events)
+
+
+def _unknown(command: Command) -> list[Event]:
+    """A command of another kind of engine must not end this one with all its requests."""
+    reason = f"this kind of engine does not know the command {type(command).__name__}"
+    log.error("ignored: %s", reason)
+    return [Failed(command.request_id, reason)] if isinstance(command, Submit) else []
 
 
 def describe(error: BaseException) -> str:

@@ -198,7 +198,7 @@ class ProcessLink:
         reason = self._exit_reason()
         # Whoever ends a process says why.
         log.log(logging.ERROR if self._kill_reason is None else logging.DEBUG, "%s: %s", self._name, reason)
-        first: list[Event] = [] if self._loaded else [LoadFailed(reason, self._crashed())]
+        first: list[Event] = [] if self._loaded else [LoadFailed(reason, self._crashed(), died=True)]
         self._stopped = True
         sink([*first, *self._fail_in_flight(reason), Stopped(reason)])
 
@@ -240,4 +240,5 @@ class ProcessLink:
         assert self._process is not None
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return self._kill_reason or f"the engine's process {how}"
+        why = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
+        return self._kill_reason or f"the engine's process {how}{why}"

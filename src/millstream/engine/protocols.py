@@ -69,6 +69,12 @@ class Scheduler(Protocol[SubmitT, PlanT, ResultInT]):
     """
 
     @property
+    def commands(self) -> tuple[type[Command], ...]:
+        """What only this kind of engine understands: its requests, for `submit`, and commands, for `handle`. The owner
+        refuses all others."""
+        ...
+
+    @property
     def idle(self) -> bool:
         """True if there is nothing to plan: the owner may sleep until mail comes."""
         ...

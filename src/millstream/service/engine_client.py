@@ -29,7 +29,7 @@ from millstream.engine.messages import (
     Stopped,
     Submit,
 )
-from millstream.errors import DeviceLost, EngineGone, ModelError
+from millstream.errors import DeviceLost, EngineDied, EngineGone, ModelError
 from millstream.model_facts import LoadProgress, ModelFacts
 from millstream.service.admission import Admission
 from millstream.service.inbox import Inbox
@@ -96,7 +96,8 @@ class EngineClient:
         return self.cause
 
     async def load(self) -> ModelFacts:
-        """Start the engine and wait for its model. Raises `ModelError` if it cannot be loaded."""
+        """Start the engine and wait for its model. Raises `ModelError` if it cannot be loaded, `EngineDied` if that
+        may not be the model's fault."""
         try:
             self.link.start_soon(self._sink(), self._loop)
         except BaseException:
@@ -261,7 +262,8 @@ class EngineClient:
             case Loaded():
                 self._loaded.set_result(event.facts)
             case LoadFailed():
-                self._fail_load(event.message, DeviceLost if event.device_lost else ModelError)
+                died = EngineDied if event.died else ModelError
+                self._fail_load(event.message, DeviceLost if event.device_lost else died)
             case Measured():
                 self.memory_bytes = event.memory_bytes
                 self.cache_bytes, self.disk_bytes = event.cache_bytes, event.disk_bytes

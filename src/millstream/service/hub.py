@@ -245,10 +245,11 @@ class ModelHub:
             before = now
 
     def _check(self, managed: ManagedModel, elapsed: float) -> None:
-        model = managed.model
-        if model is None or managed.state is not ModelState.READY:
+        model = managed.model or managed.leaving
+        if model is None:
             return
-        reason = self._watchdog.check(managed.name, model.engine.link.heartbeat(), elapsed)
+        link = model.engine.link
+        reason = self._watchdog.check(managed.name, link.heartbeat(), elapsed, stopped=link.stopped())
         if reason is not None:
             log.error("%s: %s", managed.name, reason)
             model.engine.disown(reason)

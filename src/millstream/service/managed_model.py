@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from millstream.config import ModelSpec
 from millstream.engine.owner import describe
-from millstream.errors import EngineGone, LoadCancelled, MillstreamError, ModelError
+from millstream.errors import EngineDied, EngineGone, LoadCancelled, MillstreamError, ModelError
 from millstream.model_facts import UNDESCRIBED, LoadProgress
 from millstream.service.memory_budget import MemoryBudget, Reservation
 from millstream.service.model_change import ModelChange
@@ -22,7 +23,7 @@ from millstream.service.ready_model import ReadyModel
 log = logging.getLogger(__name__)
 
 MAX_CRASHES = 5
-"""Consecutive crashes without an answer, after which the model has failed."""
+"""Consecutive crashes without an answer, also while the model is loaded, after which it has failed."""
 FIRST_BACKOFF, MAX_BACKOFF = 0.25, 30.0
 CANCELLED_LOAD_SECONDS = 2.0
 """How long the server's shutdown waits for a cancelled load, which has nothing worth saving."""
@@ -77,6 +78,8 @@ class ManagedModel:
         self.created = int(time.time())
         self.error: str | None = None
         self.model: ReadyModel | None = None
+        self.leaving: ReadyModel | None = None
+        """The model while it is unloaded: its last requests may still run."""
         self.progress = LoadProgress()
         """Of the load, while there is one."""
         self.crashes = 0
@@ -94,6 +97,8 @@ class ManagedModel:
         self._budget = budget
         self._leases = 0
         self._change: ModelChange | None = None
+        self._restart_in: float | None = None
+        """The engine died while it loaded the model: the seconds after which the next load begins."""
         self._monitor: asyncio.Task[None] | None = None
         self._closed: str | None = None
         self._became_idle = asyncio.Event()
@@ -271,7 +276,8 @@ class ManagedModel:
     def _begin_unload(self, model: ReadyModel, reason: str, grace: float | None, patience: float) -> ModelChange:
         assert self._change is None, "one change at a time"
         # Here and not in the task: an engine that dies before the task's first step must not be restarted.
-        self.model, self._state, self.crashes, self.keep_loaded = None, ModelState.UNLOADING, 0, None
+        self.model, self.leaving = None, model
+        self._state, self.crashes, self.keep_loaded = ModelState.UNLOADING, 0, None
         self._change = ModelChange(self._unload(model, reason, grace, patience), loads=False, on_end=self._change_ended)
         return self._change
 
@@ -279,8 +285,11 @@ class ManagedModel:
         self._change = None
         if change.cancelled:
             self._budget.release(self.name)
-            self._state = ModelState.UNLOADED
+            self._state, self.crashes = ModelState.UNLOADED, 0
             log.info("%s: load cancelled", self.name)
+        delay, self._restart_in = self._restart_in, None
+        if delay is not None and self._closed is None:
+            self._begin_load(delay)
         self._budget.notify()
 
     async def _load(self, delay: float) -> None:
@@ -309,6 +318,11 @@ class ManagedModel:
             self._state = ModelState.UNLOADED  # no memory at present: the model itself is fine
             return error
         reason = describe(error)
+        if isinstance(error, EngineDied):
+            delay = self._restart_in = self._count_crash(reason)
+            again = "" if delay is None else ". It is being loaded again; send the request again in a moment"
+            retry = None if delay is None else math.ceil(delay)
+            return EngineGone(f"the model {self.name!r} could not be loaded: {reason}{again}", retry_after=retry)
         log.error("%s: %s", self.name, reason, exc_info=None if isinstance(error, ModelError) else error)
         self._state, self.error = ModelState.FAILED, reason
         return EngineGone(f"the model {self.name!r} could not be loaded: {reason}", retry_after=None)
@@ -325,28 +339,34 @@ class ManagedModel:
                 model.engine.disown(reason)
         finally:
             self._budget.release(self.name)
-            self._state = ModelState.UNLOADED
+            self.leaving, self._state = None, ModelState.UNLOADED
         log.info("%s: unloaded: %s", self.name, reason)
 
     async def _restart_after_crash(self, model: ReadyModel) -> None:
-        """Wait for the engine to end. If it crashed, load the model again, with exponential backoff; after too many
-        crashes in a row the model has failed."""
+        """Wait for the engine to end. If it crashed, load the model again, with exponential backoff."""
         cause = await model.engine.wait_gone()
         if self.model is None or self.model.engine is not model.engine or self._closed is not None:
             return
         self.model = None
-        cause = cause or "the engine stopped"
-        self.crashes = 1 if model.engine.answered else self.crashes + 1
+        if model.engine.answered:
+            self.crashes = 0
+        if (delay := self._count_crash(cause or "the engine stopped")) is not None:
+            self._begin_load(delay)
+
+    def _count_crash(self, cause: str) -> float | None:
+        """The engine has ended unasked. Returns the seconds after which it is loaded again; None if the model has
+        failed, after too many crashes in a row."""
+        self.crashes += 1
         if self.crashes >= MAX_CRASHES:
             self._budget.release(self.name)
             self._state = ModelState.FAILED
             self.error = f"its engine crashed {self.crashes} times without an answer; the last time: {cause}."
             log.error("%s: %s", self.name, self.error)
-            return
-        delay = min(MAX_BACKOFF, FIRST_BACKOFF * 2 ** (self.crashes - 1))
+            return None
+        delay: float = min(MAX_BACKOFF, FIRST_BACKOFF * 2 ** (self.crashes - 1))
         log.error("%s: %s; restarting in %.2f s", self.name, cause, delay)
         self.restarts += 1
-        self._begin_load(delay)
+        return delay
 
 
 def report_defect(task: asyncio.Future[None]) -> None:

@@ -53,6 +53,8 @@ class GenerationScheduler:
     oldest never is, so every request ends.
     """
 
+    commands = (Generate, ClearPrefixCache)
+
     def __init__(
         self,
         *,
@@ -157,8 +159,6 @@ class GenerationScheduler:
 
     def handle(self, command: Command) -> list[Event]:
         """`ClearPrefixCache` takes effect with the next plan."""
-        if not isinstance(command, ClearPrefixCache):
-            raise TypeError(f"a generation engine does not know {command!r}")
         self._cache.clear()
         return []
 

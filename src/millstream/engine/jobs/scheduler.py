@@ -19,6 +19,8 @@ class JobScheduler:
     that came before it. What room is left in a batch goes to inputs of like length, oldest request first.
     """
 
+    commands = (Encode,)
+
     def __init__(self, facts: EncoderFacts) -> None:
         self._limits = Limits(facts.batch_tokens, facts.free_tokens)
         self._held: dict[int, Encode] = {}
@@ -55,7 +57,8 @@ class JobScheduler:
         return [Encoded(request_id)] if known else []
 
     def handle(self, command: Command) -> Iterable[Event]:
-        raise TypeError(f"encoder engines have no command {type(command).__name__}")
+        """There are no such commands."""
+        return []
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Nothing wakes it but background tasks."""

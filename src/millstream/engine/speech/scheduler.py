@@ -44,6 +44,8 @@ class SpeechScheduler:
     wait for a long one, and nobody waits for ever. Batches that need several steps take turns as well.
     """
 
+    commands = (Speak, SpeakMore)
+
     def __init__(self, facts: SpeechFacts) -> None:
         self._batch_pieces = facts.batch_pieces
         self._open_batches = facts.open_batches
@@ -84,8 +86,7 @@ class SpeechScheduler:
         return [SpeechEnded(request_id)] if known else []
 
     def handle(self, command: Command) -> Iterable[Event]:
-        if not isinstance(command, SpeakMore):
-            raise TypeError(f"speech engines have no command {type(command).__name__}")
+        assert isinstance(command, SpeakMore)
         request = self._requests.get(command.request_id)
         if request is None:
             return []

@@ -37,6 +37,8 @@ class TranscriptionScheduler:
     rows while it is alone, and gives up half of them, one by one as windows end, when another request comes.
     """
 
+    commands = (Transcribe, AddWindows)
+
     def __init__(self, facts: TranscriptionFacts) -> None:
         self._facts = facts
         self._held: dict[int, tuple[Transcribe, list[AddWindows]]] = {}
@@ -79,8 +81,7 @@ class TranscriptionScheduler:
         return [Transcribed(request_id)]
 
     def handle(self, command: Command) -> Iterable[Event]:
-        if not isinstance(command, AddWindows):
-            raise TypeError(f"transcription engines have no command {type(command).__name__}")
+        assert isinstance(command, AddWindows)
         if (held := self._held.get(command.request_id)) is not None:
             held[1].append(command)
         elif (request := self._requests.get(command.request_id)) is not None:
