@@ -111,6 +111,7 @@ class GenerationFacts:
 
     context_length: int
     vocab_size: int
+    """Rows of the embedding table that was loaded: token ids from this on have no embedding."""
     max_rows: int
     weight_bytes: int
     dtype: str
@@ -211,6 +212,8 @@ class EncoderFacts:
 
     context_length: int
     """Most tokens of an input."""
+    vocab_size: int
+    """Rows of the embedding table that was loaded: token ids from this on have no embedding."""
     width: int
     """Numbers per vector."""
     weight_bytes: int
@@ -239,6 +242,8 @@ class SpeechFacts:
     weight_bytes: int
     dtype: str
     device: str
+    vocab_size: int = 0
+    """Rows of the embedding table that was loaded, for models that read tokens. 0: it reads text."""
     voices: tuple[Voice, ...] = ()
     """The default first."""
     batch_pieces: int = 1

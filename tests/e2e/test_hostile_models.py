@@ -9,17 +9,24 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from millstream.config import ModelSpec, Settings
+from support.audio_files import wav
 from support.broken_models import FOLDERS, GGUFS, Broken, content, setting
 from support.server import running
+from support.spoken import spoken
 from support.tiers import some
 from support.tiny import write_servable
+from support.tiny_encoders import write_encoder
 from support.tiny_gguf import write_gguf
+from support.tiny_kokoro import write_kokoro
+from support.tiny_whisper import write_whisper
 
 SHAPES = Path(__file__).parent.parent / "assets" / "shapes-vlm"
 SOON = 30.0
@@ -103,16 +110,79 @@ def test_serving_the_current_folder_imports_no_module_from_it(servable: Path, tm
     assert not mark.exists()
 
 
-def test_a_token_without_an_embedding_is_refused(tmp_path: Path) -> None:
-    """The model has 259 embeddings, the tokenizer also token 65000: MLX would read 60 thousand rows past the end."""
-    folder = write_servable(tmp_path / "model")
-    path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["model"]["vocab"]["Q"] = 65_000
-    path.write_text(json.dumps(tokenizer))
-    with running(Settings(port=0, models=(str(folder),), isolation="process", max_batch=2)) as server:
-        for prompt, status in (("Question", 400), ("question", 200)):
-            body = {"prompt": prompt, "max_tokens": 2}
-            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
-            assert answer.status_code == status, answer.text
-            assert status == 200 or "'Q', token 65000, but this model has only 259 tokens" in answer.text
+def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def add_far_token(folder: Path, name: str = "Q") -> str:
+    """Token 65000, in a vocabulary of a few hundred: MLX would read far beyond the table of embeddings."""
+    edited(folder / "tokenizer.json", lambda tokenizer: tokenizer["model"]["vocab"].update({name: 65_000}))
+    return str(folder)
+
+
+def write_far_kokoro(folder: Path) -> str:
+    """Its configuration promises more phonemes than its table has rows."""
+    write_kokoro(folder)
+    edited(folder / "config.json", lambda config: config.update(n_token=70_000))
+    edited(folder / "config.json", lambda config: config["vocab"].update(z=65_000))
+    return str(folder)
+
+
+def test_a_token_without_an_embedding_is_refused_by_every_kind_of_model(tmp_path: Path) -> None:
+    """What lies in memory beyond the table would be in the answer, or the process would crash."""
+    models = (
+        ModelSpec(add_far_token(write_servable(tmp_path / "chat")), name="chat"),
+        ModelSpec(add_far_token(write_encoder(tmp_path / "embed", "bert", tokenizer=True), "bakery"), name="embed"),
+        ModelSpec(str(write_encoder(tmp_path / "gemma", "gemma3_text", tokenizer=True, vocab_size=140)), name="gemma"),
+        ModelSpec(
+            add_far_token(write_encoder(tmp_path / "rank", "bert", reranker=True, tokenizer=True), "bakery"),
+            name="rank",
+        ),
+        ModelSpec(add_far_token(write_whisper(tmp_path / "ears")), name="ears"),
+        ModelSpec(write_far_kokoro(tmp_path / "voice"), name="voice"),
+    )
+    settings = Settings(port=0, models=models, max_batch=2, disabled=frozenset({"calibration"}))
+    with running(settings) as server, httpx.Client(base_url=f"{server.url}/v1", timeout=60) as http:
+
+        def answered(model: str, path: str, **body: Any) -> str | None:
+            """None for an answer, else why it was refused."""
+            answer = http.post(path, json={"model": model, **body})
+            assert answer.status_code in (200, 400), answer.text
+            return None if answer.status_code == 200 else answer.json()["error"]["message"]
+
+        def embedded(text: object, model: str = "embed") -> str | None:
+            return answered(model, "/embeddings", input=text)
+
+        def transcribed(prompt: str) -> str | None:
+            files, data = {"file": ("a.wav", wav(spoken(1.0)))}, {"model": "ears", "prompt": prompt}
+            answer = http.post("/audio/transcriptions", files=files, data=data)
+            assert answer.status_code in (200, 400), answer.text
+            return None if answer.status_code == 200 else answer.json()["error"]["message"]
+
+        assert answered("chat", "/completions", prompt="question", max_tokens=2) is None
+        for far in ({"prompt": "Question"}, {"logit_bias": {"65000": 1}}, {"stop_token_ids": [65_000]}):
+            refused = answered("chat", "/completions", **{"prompt": "question", **far})
+            assert refused is not None and "token 65000, which this model has no embedding for" in refused
+            assert "prompt" not in far or "'Q', token 65000" in refused
+        for model in ("embed", "gemma"):
+            assert embedded("mill", model) is None and embedded([5, 6], model) is None
+        for token in (140, 10**6, 2**40):
+            refused = embedded([1, token], "gemma")
+            assert refused is not None and f"token {token}, which" in refused and "ids are 0 to 139" in refused
+            assert "check_embedding_ctx_length=False" in refused
+        refused = embedded(["mill", "the bakery"])
+        assert refused == (
+            "input 1 has 'bakery', token 65000, which this model has no embedding for: its token ids are 0 to 219."
+        )
+        assert answered("rank", "/rerank", query="mill", documents=["stream"]) is None
+        for query, document in (("mill", "bakery"), ("bakery", "mill")):
+            refused = answered("rank", "/rerank", query=query, documents=["stream", document])
+            assert refused is not None and "'bakery', token 65000" in refused
+        assert transcribed("question") is None
+        refused = transcribed("Question")
+        assert refused is not None and "the prompt has 'Q', token 65000" in refused
+        assert answered("voice", "/audio/speech", voice="af_bella", input="/mil/") is None
+        refused = answered("voice", "/audio/speech", voice="af_bella", input="/milz/")
+        assert refused is not None and "the text has token 65000" in refused

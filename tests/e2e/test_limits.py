@@ -106,7 +106,7 @@ def test_the_error_for_an_unknown_model_lists_the_served_ones(server: RunningSer
     [
         ({"prompt": ""}, "empty"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [5, 9999]}, "token 9999 is not in the vocabulary: 0 to 258"),
+        ({"prompt": [5, 9999]}, "token 9999, which this model has no embedding for: its token ids are 0 to 258"),
         ({"prompt": ["ok", ""]}, "prompt 1 is empty"),
         ({"logit_bias": {"9999": 1}}, "0 to 258"),
         ({"temperature": "hot"}, "temperature must be a number"),

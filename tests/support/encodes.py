@@ -33,6 +33,7 @@ def encode(request_id: int, lengths: Sequence[int], *, token: int = 1, first_par
 def facts(batch_tokens: int = 64, free_tokens: int = 0) -> EncoderFacts:
     return EncoderFacts(
         context_length=512,
+        vocab_size=1000,
         width=2,
         weight_bytes=64,
         dtype="float32",

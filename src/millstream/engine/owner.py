@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from millstream.engine.background import BackgroundThread
@@ -25,7 +26,7 @@ from millstream.engine.messages import (
     Wake,
 )
 from millstream.engine.protocols import Backend, BackendFactory, Scheduler, SchedulerFactory
-from millstream.errors import DeviceLost, EngineGone, MillstreamError
+from millstream.errors import BadRequest, DeviceLost, EngineGone, MillstreamError
 from millstream.model_facts import LoadPhase
 
 log = logging.getLogger(__name__)
@@ -168,6 +169,10 @@ class OwnerLoop:
         self._heartbeat.begin_step()
         try:
             result = backend.step(plan)
+        except BadRequest as error:  # the client's input is at fault, and it learns of what
+            failed = list(scheduler.fail(error.message))
+            backend.reset()
+            return [replace(each, refused=True) if isinstance(each, Failed) else each for each in failed]
         except Exception as error:
             log.exception("a step failed: %s", plan)
             events = list(scheduler.fail(f"the model failed in this step: {describe(error)}"))

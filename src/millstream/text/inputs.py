@@ -7,13 +7,8 @@ from collections.abc import Sequence
 import tokenizers
 
 from millstream.errors import BadRequest, ContextOverflow
+from millstream.text.encoding import MOST_CHARS_PER_TOKEN, encode_part, encoding_of
 from millstream.types import Truncation
-
-_CHARS_PER_TOKEN = 64
-"""More characters per token than any text has: such a text need not be encoded to see that it is too long."""
-_LIKELY_TIKTOKEN = (
-    "Some clients send tokens of OpenAI's own models: let them send text (LangChain: check_embedding_ctx_length=False)."
-)
 
 
 class EncoderTokenizer:
@@ -26,7 +21,11 @@ class EncoderTokenizer:
         backend.encode_special_tokens = True
         self.backend = backend
         self._around = backend.num_special_tokens_to_add(is_pair=False)
-        self._vocab_size = backend.get_vocab_size(with_added_tokens=True)
+
+    def name(self, token: int) -> str | None:
+        """A token's text for a message; None for an id without a token."""
+        found: str | None = self.backend.id_to_token(token)
+        return found
 
     def encode(
         self, inputs: Sequence[str | tuple[int, ...]], *, prompt: str, limit: int, truncation: Truncation | None
@@ -40,14 +39,15 @@ class EncoderTokenizer:
         ]
 
     def _encode(self, number: int, text: str, limit: int, truncation: Truncation | None) -> list[int]:
-        if truncation is None and len(text) > _CHARS_PER_TOKEN * limit:
-            raise _too_long(number, f"{len(text)} characters", limit)
-        try:
-            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
-        except TypeError as error:
-            raise BadRequest(f"input {number} is not valid Unicode: it contains an unpaired surrogate") from error
-        length = len(encoding.ids) + self._around
         most = _most(limit, truncation)
+        if truncation is None and len(text) > MOST_CHARS_PER_TOKEN * limit:
+            raise _too_long(number, f"{len(text)} characters", limit)
+        what = f"input {number}"
+        if truncation is None:
+            encoding = encoding_of(self.backend, text, special=False, what=what)
+        else:
+            encoding = encode_part(self.backend, text, most, end=truncation.keep_end, what=what)
+        length = len(encoding.ids) + self._around
         if length > most:
             if truncation is None:
                 raise _too_long(number, f"{length} tokens", limit)
@@ -64,13 +64,6 @@ class EncoderTokenizer:
         """Tokens are taken as they are: whoever sends them adds the special ones."""
         if not tokens:
             raise BadRequest(f"input {number} is empty: it has no tokens", param="input")
-        outside = next((token for token in tokens if not 0 <= token < self._vocab_size), None)
-        if outside is not None:
-            raise BadRequest(
-                f"input {number} has the token {outside}; this model's token ids are 0 to {self._vocab_size - 1}. "
-                f"{_LIKELY_TIKTOKEN}",
-                param="input",
-            )
         most = _most(limit, truncation)
         if len(tokens) <= most:
             return list(tokens)

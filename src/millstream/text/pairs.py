@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import tokenizers
 
 from millstream.errors import BadRequest
+from millstream.text.encoding import MOST_CHARS_PER_TOKEN, encode_part, encoding_of
 
 MAX_QUERY_SHARE = 0.75
 """A query that leaves a document less than the rest of the context is refused: the score would mean nothing."""
@@ -38,6 +39,10 @@ class PairEncoder(Protocol):
         """Documents are cut to what fits; a query that takes too much raises `BadRequest`."""
         ...
 
+    def name(self, token: int) -> str | None:
+        """A token's text for a message; None for an id without a token."""
+        ...
+
 
 class CrossEncoderPairs:
     """As the tokenizer's own template joins two texts."""
@@ -54,12 +59,14 @@ class CrossEncoderPairs:
     ) -> list[EncodedPair]:
         if instruction is not None:
             raise BadRequest("this model takes no instruction; leave it out", param="instruction")
-        return [self._pair(query, document, limit, document_limit) for query, document in pairs]
+        joined = _encoded(self._backend, pairs, limit - self._around, document_limit)
+        return [self._pair(first, second) for first, second in joined]
 
-    def _pair(self, query: str, document: str, limit: int, document_limit: int | None) -> EncodedPair:
-        first, second = _encode(self._backend, query, document)
-        room = _room(len(first.ids), limit - self._around, document_limit)
-        second.truncate(room)
+    def name(self, token: int) -> str | None:
+        found: str | None = self._backend.id_to_token(token)
+        return found
+
+    def _pair(self, first: tokenizers.Encoding, second: tokenizers.Encoding) -> EncodedPair:
         joined = self._backend.post_process(first, second, add_special_tokens=True)
         return EncodedPair(joined.ids, joined.type_ids.count(0))
 
@@ -80,13 +87,14 @@ class YesNoPairs:
         self, pairs: Sequence[tuple[str, str]], *, limit: int, document_limit: int | None, instruction: str | None
     ) -> list[EncodedPair]:
         around = len(self._prefix) + len(self._suffix)
-        encoded = []
-        for query, document in pairs:
-            question = f"<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>:"
-            first, second = _encode(self._backend, question, f" {document}")
-            room = _room(len(first.ids), limit - around, document_limit)
-            encoded.append(EncodedPair([*self._prefix, *first.ids, *second.ids[:room], *self._suffix], None))
-        return encoded
+        instruct = f"<Instruct>: {instruction or _INSTRUCTION}\n<Query>: "
+        asked = [(f"{instruct}{query}\n<Document>:", f" {document}") for query, document in pairs]
+        joined = _encoded(self._backend, asked, limit - around, document_limit)
+        return [EncodedPair([*self._prefix, *first.ids, *second.ids, *self._suffix], None) for first, second in joined]
+
+    def name(self, token: int) -> str | None:
+        found: str | None = self._backend.id_to_token(token)
+        return found
 
 
 def answer_tokens(backend: tokenizers.Tokenizer) -> tuple[int, int] | None:
@@ -95,20 +103,31 @@ def answer_tokens(backend: tokenizers.Tokenizer) -> tuple[int, int] | None:
     return None if no is None or yes is None else (no, yes)
 
 
-def _encode(backend: tokenizers.Tokenizer, first: str, second: str) -> list[tokenizers.Encoding]:
-    try:
-        return backend.encode_batch([first, second], add_special_tokens=False)
-    except TypeError as error:
-        raise BadRequest("a text is not valid Unicode: it contains an unpaired surrogate") from error
+def _encoded(
+    backend: tokenizers.Tokenizer, pairs: Sequence[tuple[str, str]], limit: int, document_limit: int | None
+) -> Iterator[tuple[tokenizers.Encoding, tokenizers.Encoding]]:
+    """Both parts of each pair, which together have at most `limit` tokens. A query that most pairs share is encoded
+    once, and of no text more than could fit."""
+    shared, first = None, None
+    for query, document in pairs:
+        if first is None or query != shared:
+            shared, first = query, _query(backend, query, limit)
+        room = limit - len(first.ids)
+        room = room if document_limit is None else min(room, document_limit)
+        second = encode_part(backend, document, room)
+        second.truncate(room)
+        yield first, second
 
 
-def _room(query_tokens: int, limit: int, document_limit: int | None) -> int:
-    """How many tokens of a document fit."""
-    if query_tokens > MAX_QUERY_SHARE * limit:
-        raise BadRequest(
-            f"the query has {query_tokens} tokens; this model takes {limit} for the query and a document together. "
-            "Shorten the query.",
-            param="query",
-        )
-    room = limit - query_tokens
-    return room if document_limit is None else min(room, document_limit)
+def _query(backend: tokenizers.Tokenizer, text: str, limit: int) -> tokenizers.Encoding:
+    size = f"{len(text)} characters"
+    if len(text) <= MOST_CHARS_PER_TOKEN * limit:
+        encoding = encoding_of(backend, text, special=False)
+        if len(encoding.ids) <= MAX_QUERY_SHARE * limit:
+            return encoding
+        size = f"{len(encoding.ids)} tokens"
+    raise BadRequest(
+        f"the query has {size}; this model takes {limit} tokens for the query and a document together. Shorten the "
+        "query.",
+        param="query",
+    )

@@ -110,6 +110,10 @@ class Tokenizer:
         """Every token's name in the vocabulary, by id."""
         return {number: name for name, number in self._backend.get_vocab(with_added_tokens=True).items()}
 
+    def name(self, token: int) -> str | None:
+        """Returns a token's text for a message; None for an id without a token."""
+        return self.token_bytes(token).decode(errors="replace") or None
+
     def is_special(self, token: int) -> bool:
         return token in self._special_ids
 

@@ -34,6 +34,7 @@ class MlxEncoderBackend(MlxBackend):
         super().__init__(cache_limit=settings.cache_limit, blas=settings.blas)
         self._settings = settings
         self._encoder: Encoder | None = None
+        self._pad_token = 0
         self._vector_threads: int | None = None
         """MKL's setting for this thread before the load. The next engine on it gets it back."""
 
@@ -53,7 +54,9 @@ class MlxEncoderBackend(MlxBackend):
             disabled=settings.disabled,
             report=report,
         )
-        longest = min(layout.max_tokens or MAX_CONTEXT, MAX_CONTEXT)
+        longest = min(layout.max_tokens or MAX_CONTEXT, encoder.body.max_tokens or MAX_CONTEXT, MAX_CONTEXT)
+        # Padding is masked, but what is read for it must be numbers.
+        self._pad_token = settings.pad_token if 0 <= settings.pad_token < encoder.body.vocab_size else 0
         width = self._compute([BatchInput(0, 0, _tokens(min(8, longest)))], min(8, longest)).shape[1]
         tokens, free = DEFAULT
         if "calibration" not in settings.disabled:
@@ -61,6 +64,7 @@ class MlxEncoderBackend(MlxBackend):
         gc.freeze()  # else the garbage collector would scan all of it between two steps
         return EncoderFacts(
             context_length=longest,
+            vocab_size=encoder.body.vocab_size,
             width=width,
             weight_bytes=encoder.weight_bytes,
             dtype=encoder.dtype,
@@ -104,7 +108,7 @@ class MlxEncoderBackend(MlxBackend):
         encoder = self._encoder
         rows = [np.frombuffer(each.tokens, np.int32) for each in inputs]
         shared = encoder.prefixes.common(rows) if encoder.prefixes is not None else 0
-        batch = Padded.of([row[shared:] for row in rows], length - shared, self._settings.pad_token)
+        batch = Padded.of([row[shared:] for row in rows], length - shared, self._pad_token)
         if shared and encoder.prefixes is not None:
             hidden = encoder.prefixes.continued(rows[0][:shared], batch.ids)
         else:

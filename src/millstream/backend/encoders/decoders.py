@@ -11,6 +11,8 @@ from mlx_lm.utils import _get_classes, dequantize_model, load_model
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.patch_layers import patch_function
+from millstream.backend.weights.materialize import embedding_rows
+from millstream.errors import ModelError
 
 
 def load_decoder(folder: Path, dtype: mx.Dtype | None, *, head: bool) -> Any:
@@ -56,8 +58,11 @@ def _inner(name: str) -> str:
 class CausalBody:
     """Tokens attend to earlier ones. Padding comes after them, so that it needs no mask."""
 
+    max_tokens: int | None = None
+
     def __init__(self, model: Any) -> None:
         self._body = model.model
+        self.vocab_size = embedding_rows(model)
 
     def __call__(self, ids: mx.array, keep: mx.array | None, types: mx.array | None) -> mx.array:
         hidden: mx.array = self._body(ids)
@@ -67,8 +72,11 @@ class CausalBody:
 class Gemma3Body:
     """Gemma 3 with attention in both directions: in most layers within a window, half of it on each side."""
 
+    max_tokens: int | None = None
+
     def __init__(self, model: Any, config: dict[str, Any]) -> None:
         self._body = model.model
+        self.vocab_size = embedding_rows(model)
         self._every = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
         self._reach = int(config["sliding_window"]) // 2
 
@@ -92,6 +100,8 @@ class Gemma3Body:
 
 def answer_rows(model: Any, tokens: tuple[int, int]) -> mx.array:
     """The rows of the head for two tokens, of which the next one is compared."""
+    if max(tokens) >= embedding_rows(model):
+        raise ModelError(f"the answers no and yes are the tokens {tokens}, which the model has no embeddings for")
     ids = mx.array(list(tokens))
     head = model.get("lm_head")
     rows: mx.array

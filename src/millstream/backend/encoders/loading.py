@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 
@@ -28,8 +28,20 @@ from millstream.models.safetensors_header import folder_tensors, weight_files
 if TYPE_CHECKING:
     from millstream.backend.encoders.prefixes import PrefixReader
 
-Body = Callable[[mx.array, mx.array | None, mx.array | None], mx.array]
-"""Tokens, True where they are not padding (None: nowhere), and 0 or 1 for the parts of pairs, to hidden states."""
+
+class Body(Protocol):
+    vocab_size: int
+    """Rows of the embedding table that was loaded."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest input that it has positions for. None: any."""
+        ...
+
+    def __call__(self, ids: mx.array, keep: mx.array | None, types: mx.array | None) -> mx.array:
+        """Tokens, True where they are not padding (None: nowhere), and 0 or 1 for the parts of pairs, to hidden
+        states."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,11 +58,11 @@ class MklLinear(nn.Module):  # type: ignore[misc]
         return out + self["bias"] if "bias" in self else out
 
 
-class MklEmbedding(nn.Module):  # type: ignore[misc]
+class MklEmbedding(nn.Embedding):  # type: ignore[misc]
     """An embedding that may be the output layer as well."""
 
     def __init__(self, layer: Any) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.weight = layer.weight
 
     def __call__(self, ids: mx.array) -> mx.array:

@@ -51,6 +51,7 @@ class MlxSpeechBackend:
             weight_bytes=self._weight_bytes,
             dtype=speaker.dtype,
             device=f"{self._device.kind} ({self._device.name}){blas}",
+            vocab_size=speaker.traits.vocab_size,
             voices=tuple(speaker.voices),
             batch_pieces=speaker.batch_pieces,
             open_batches=speaker.open_batches,

@@ -19,6 +19,7 @@ from millstream.backend.speech.speaker import SpeakerTraits
 from millstream.backend.weights.library import LibraryModel, fill, stored_weights
 from millstream.backend.weights.materialize import reachable_arrays
 from millstream.engine.speech.plan import PieceInput
+from millstream.engine.token_ids import check_token_ids
 from millstream.errors import ModelError
 from millstream.models.checks import check_folder
 from millstream.models.files import read_optional_object
@@ -51,7 +52,7 @@ def load_qwen3_tts(settings: SpeechSettings, device: Device) -> Qwen3TtsSpeaker:
     LibraryModel(codec, device)
     model.load_speech_tokenizer(codec)
     model.load_generate_config(read_optional_object(folder / "generation_config.json"))
-    model.tokenizer = _Tokenizer(settings)
+    model.tokenizer = _Tokenizer(settings, len(model.talker.get_text_embeddings().weight))
     return Qwen3TtsSpeaker(model, loaded.dtype, loaded.notes)
 
 
@@ -85,12 +86,15 @@ def _sanitized(codec: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
 class _Tokenizer:
     """What the library calls its tokenizer."""
 
-    def __init__(self, settings: SpeechSettings) -> None:
+    def __init__(self, settings: SpeechSettings, rows: int) -> None:
         assert settings.encode is not None
         self._encode = settings.encode
+        self._rows = rows
 
     def encode(self, text: str) -> list[int]:
-        return list(self._encode(text))
+        tokens = list(self._encode(text))
+        check_token_ids(tokens, self._rows, where="the text", param="input")
+        return tokens
 
 
 class Qwen3TtsSpeaker:

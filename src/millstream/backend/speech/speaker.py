@@ -16,6 +16,8 @@ from millstream.speech_types import Samples, Voice
 class SpeakerTraits:
     """What a family, or this model of it, can do."""
 
+    vocab_size: int = 0
+    """Rows of its embedding table, if it reads tokens. 0: it reads text."""
     takes_speed: bool = True
     takes_instructions: bool = False
     needs_instructions: bool = False

@@ -13,6 +13,7 @@ from millstream.backend.transcription.settings import TranscriptionSettings
 from millstream.engine.background import BackgroundTask
 from millstream.engine.ownership import OwnerGuard, at_thread_end
 from millstream.engine.protocols import Progress, ignore_progress
+from millstream.engine.token_ids import check_token_ids
 from millstream.engine.transcription.messages import Transcribe
 from millstream.engine.transcription.plan import TranscriptionPlan, TranscriptionResult
 from millstream.errors import ModelError
@@ -33,6 +34,7 @@ class MlxTranscriptionBackend:
         self._device = current_device()
         limit_reuse(self._device, settings.cache_limit)
         self._family: SteppingFamily | None = None
+        self._vocab_size = 0
 
     def load(self, report: Progress = ignore_progress) -> TranscriptionFacts:
         """Owner only. Load and evaluate the weights."""
@@ -41,6 +43,7 @@ class MlxTranscriptionBackend:
         family = self._family = load_family(settings, self._device, report)
         gc.freeze()  # else the garbage collector would scan all of it between two steps
         traits = family.traits
+        self._vocab_size = traits.vocab_size
         rows = min(traits.max_rows, settings.max_rows or traits.max_rows)
         blas = f", {settings.blas}" if settings.blas and self._device.is_cpu else ""
         return TranscriptionFacts(
@@ -60,7 +63,17 @@ class MlxTranscriptionBackend:
         )
 
     def background_task(self, request: Transcribe | None) -> BackgroundTask | None:
-        return None
+        """Refuses a prompt with tokens that the model has no embeddings for."""
+        vocabulary, rows = self._settings.vocabulary, self._vocab_size
+        prompt = "" if request is None else request.options.prompt
+        if vocabulary is None or not rows or not prompt:
+            return None
+
+        def check() -> None:
+            tokens = vocabulary.encode(prompt)
+            check_token_ids(tokens, rows, where="the prompt", name=lambda token: vocabulary.decode([token]) or None)
+
+        return BackgroundTask(check, len(prompt))
 
     def memory_bytes(self) -> int:
         """Owner only."""

@@ -29,6 +29,8 @@ class Traits:
     """It takes the task `translate`."""
     word_times: bool = False
     takes_prompt: bool = False
+    vocab_size: int = 0
+    """Rows of the embedding table that was loaded, for families that take a prompt."""
     row_bytes: int = 0
     """Memory of one row beside the weights."""
     max_rows: int = 16

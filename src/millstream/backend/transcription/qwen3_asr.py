@@ -79,6 +79,7 @@ class Qwen3Asr:
             languages=self._languages,
             detects_language=True,
             takes_prompt=True,
+            vocab_size=len(self._model.model.embed_tokens.weight),
             start_windows=2,
             notes=self._notes,
         )

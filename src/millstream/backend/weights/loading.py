@@ -16,7 +16,7 @@ from millstream.backend.device import Device, available_bytes
 from millstream.backend.layers.cpu_experts import use_float32_experts
 from millstream.backend.weights.failures import LIBRARY_FAILURES
 from millstream.backend.weights.gguf import load_gguf_model
-from millstream.backend.weights.materialize import evaluate_all
+from millstream.backend.weights.materialize import embedding_rows, evaluate_all
 from millstream.backend.weights.unpacking import StaysPacked, nothing_packed, quantised_layers, unpacked_layer, within
 from millstream.backend.weights.vision import load_vision
 from millstream.engine.protocols import Progress, ignore_progress
@@ -39,6 +39,8 @@ class LoadedModel:
     weight_bytes: int
     dtype: str
     notes: tuple[str, ...]
+    embedding_rows: int = 0
+    """Of the table that was loaded; 0 if that is not known."""
     is_vision: bool = False
     """True if `model` is a vision-language model of mlx-vlm, with its towers."""
 
@@ -51,7 +53,7 @@ class LoadedModel:
         value = self.config.get("vocab_size") or (self.config.get("text_config") or {}).get("vocab_size")
         if not isinstance(value, int):
             raise ModelError("The model's config.json has no vocab_size.")
-        return value
+        return min(value, self.embedding_rows or value)
 
 
 UNPACKED = {"cpu": mx.float32, "cuda": mx.bfloat16}
@@ -86,7 +88,7 @@ def load(
         notes += _float_experts(model, device)
         notes += [f"text only: for images, run: {vision_command()}"] if is_vision else []
     weight_bytes = evaluate_all(model, report)
-    return LoadedModel(model, config, weight_bytes, dtype_of(model), tuple(notes))
+    return LoadedModel(model, config, weight_bytes, dtype_of(model), tuple(notes), embedding_rows(model))
 
 
 def _load_vision_model(
@@ -99,7 +101,8 @@ def _load_vision_model(
     notes = [] if dtype is None else unpack_weights(model, device, dtype, within("language_model", keep_packed))
     notes += _float_experts(model, device)
     weight_bytes = evaluate_all(model, report)
-    return LoadedModel(model, config, weight_bytes, dtype_of(model), tuple(notes), is_vision=True)
+    rows = embedding_rows(model.language_model)
+    return LoadedModel(model, config, weight_bytes, dtype_of(model), tuple(notes), rows, is_vision=True)
 
 
 def _load_folder(path: Path) -> tuple[Any, dict[str, Any]]:

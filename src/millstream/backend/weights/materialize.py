@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from millstream.engine.protocols import Progress, ignore_progress
 
@@ -34,6 +36,13 @@ def _attributes(item: object) -> list[object]:
     if isinstance(item, type) or type(item).__module__ == "builtins":
         return []
     return list(getattr(item, "__dict__", {}).values())
+
+
+def embedding_rows(model: Any) -> int:
+    """The rows of a language model's embedding table; 0 if it has none. Positions and the like have smaller ones."""
+    modules = (module for _, module in model.named_modules())
+    tables = (module for module in modules if isinstance(module, nn.Embedding | nn.QuantizedEmbedding))
+    return max((table["weight"].shape[0] for table in tables), default=0)
 
 
 PORTION = 64 * 2**20

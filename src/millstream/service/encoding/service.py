@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
 import numpy as np
 
 from millstream.engine.jobs.messages import TOKEN_BYTES, Encode
+from millstream.engine.token_ids import check_token_ids
 from millstream.errors import BadRequest, EngineGone
 from millstream.service.encoding.job import Job, Matrix, token_bytes
 from millstream.service.encoding.model import EmbeddingModel, EncoderModel, RerankModel
@@ -28,6 +29,9 @@ MAX_VECTOR_BYTES = 2**30
 ModelT = TypeVar("ModelT", bound=EncoderModel)
 T = TypeVar("T")
 
+_LIKELY_TIKTOKEN = (
+    "Some clients send tokens of OpenAI's own models: let them send text (LangChain: check_embedding_ctx_length=False)."
+)
 _INPUT_TYPES = {
     "query": ("query", "search_query", "s2p_query", "web_search_query"),
     "document": ("document", "search_document", "passage", "corpus"),
@@ -48,14 +52,8 @@ class TextEncoder:
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         async def prepare(model: EmbeddingModel) -> Encode:
             _check_dimensions(model, request.dimensions)
-            prompt = prompt_of(model, request)
-            limit = model.facts.context_length
-            tokens = await self._on_pool(
-                lambda: model.tokenizer.encode(
-                    request.inputs, prompt=prompt, limit=limit, truncation=request.truncation
-                )
-            )
-            return await self._encode(tokens)
+            number = next(self._ids)
+            return await self._on_pool(lambda: _embedding(number, model, request))
 
         with self._timers.open(request.model, "embeddings") as timer:
             model, job = await self._start(request.model, EmbeddingModel, prepare, timer)
@@ -66,16 +64,8 @@ class TextEncoder:
 
     async def score(self, request: RerankRequest) -> Scores:
         async def prepare(model: RerankModel) -> Encode:
-            pairs = await self._on_pool(
-                lambda: model.pairs.encode(
-                    request.pairs,
-                    limit=model.facts.context_length,
-                    document_limit=request.max_tokens_per_document,
-                    instruction=request.instruction,
-                )
-            )
-            parts = tuple(pair.first_part for pair in pairs if pair.first_part is not None)
-            return await self._encode([pair.tokens for pair in pairs], parts)
+            number = next(self._ids)
+            return await self._on_pool(lambda: _scoring(number, model, request))
 
         with self._timers.open(request.model, "rerank") as timer:
             model, job = await self._start(request.model, RerankModel, prepare, timer)
@@ -99,12 +89,35 @@ class TextEncoder:
             # Nothing has run, so try again. Once the hub knows, it restarts the engine or raises the reason why not.
             await model.engine.wait_gone()
 
-    async def _encode(self, tokens: Sequence[Sequence[int]], first_parts: tuple[int, ...] = ()) -> Encode:
-        inputs = await self._on_pool(lambda: tuple(token_bytes(each) for each in tokens))
-        return Encode(next(self._ids), inputs, first_parts)
-
     async def _on_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _embedding(number: int, model: EmbeddingModel, request: EmbeddingRequest) -> Encode:
+    """On the pool."""
+    tokenizer, facts = model.tokenizer, model.facts
+    tokens = tokenizer.encode(
+        request.inputs, prompt=prompt_of(model, request), limit=facts.context_length, truncation=request.truncation
+    )
+    for place, (sent, each) in enumerate(zip(request.inputs, tokens, strict=True)):
+        where, hint = f"input {place}", _LIKELY_TIKTOKEN if isinstance(sent, tuple) else ""
+        check_token_ids(each, facts.vocab_size, where=where, name=tokenizer.name, param="input", hint=hint)
+    return Encode(number, tuple(map(token_bytes, tokens)))
+
+
+def _scoring(number: int, model: RerankModel, request: RerankRequest) -> Encode:
+    """On the pool."""
+    facts = model.facts
+    pairs = model.pairs.encode(
+        request.pairs,
+        limit=facts.context_length,
+        document_limit=request.max_tokens_per_document,
+        instruction=request.instruction,
+    )
+    for place, pair in enumerate(pairs):
+        check_token_ids(pair.tokens, facts.vocab_size, where=f"the query with text {place}", name=model.pairs.name)
+    parts = tuple(pair.first_part for pair in pairs if pair.first_part is not None)
+    return Encode(number, tuple(token_bytes(pair.tokens) for pair in pairs), parts)
 
 
 def _count(encode: Encode) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from millstream.engine.token_ids import check_token_ids
 from millstream.errors import BadRequest, ContextOverflow
 from millstream.media.port import PreparedMedia
 from millstream.media.prompt import expand_placeholders, locate_media
@@ -61,16 +62,10 @@ async def prepare(
     prompts = await prepare_unchecked(pool, files, model, request, limit)
     for index, prompt in enumerate(prompts):
         _check_length(model, prompt, index if len(prompts) > 1 else None)
-    _check_ids(model, "logit_bias", [token for token, _ in request.sampling.logit_bias])
-    _check_ids(model, "stop_token_ids", request.stop_token_ids)
+    biased = [token for token, _ in request.sampling.logit_bias]
+    for param, tokens in (("logit_bias", biased), ("stop_token_ids", request.stop_token_ids)):
+        check_token_ids(tokens, model.facts.vocab_size, where=param, param=param)
     return prompts
-
-
-def _check_ids(model: GenerationModel, param: str, tokens: Sequence[int]) -> None:
-    vocab_size = model.facts.vocab_size
-    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if outside is not None:
-        raise BadRequest(f"{param} has token {outside}; this model's token ids are 0 to {vocab_size - 1}", param=param)
 
 
 async def prepare_unchecked(
@@ -196,14 +191,7 @@ def _encode(model: GenerationModel, prompt: TextPrompt | TokenPrompt, limit: int
         if model.fim is None:
             raise BadRequest("suffix: this model cannot fill in the middle", param="suffix")
         return model.fim.encode(model.tokenizer, model.control, prompt.text, prompt.suffix, limit=limit)
-    return _check_tokens(prompt.tokens, model.facts.vocab_size)
-
-
-def _check_tokens(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
-    for token in tokens:
-        if not 0 <= token < vocab_size:
-            raise BadRequest(f"token {token} is not in the vocabulary: 0 to {vocab_size - 1}", param="prompt")
-    return tokens
+    return prompt.tokens
 
 
 def _check_length(model: GenerationModel, prompt: PreparedPrompt, index: int | None) -> None:
@@ -220,29 +208,17 @@ def _check_length(model: GenerationModel, prompt: PreparedPrompt, index: int | N
             tokens=len(prompt.tokens),
             limit=limit,
         )
-    _check_embedded(model, prompt, which)
+    # Features replace the embeddings of media's placeholders.
+    replaced = model.preprocessor.placeholders.values() if prompt.media and model.preprocessor else ()
+    check_token_ids(
+        prompt.tokens,
+        model.facts.vocab_size,
+        where=which,
+        name=model.tokenizer.name,
+        exempt={each.token_id for each in replaced},
+        param="prompt",
+    )
 
 
 def _context_reason(model: GenerationModel) -> str:
     return f" {model.facts.context_reason}" if model.facts.context_reason else ""
-
-
-def _check_embedded(model: GenerationModel, prompt: PreparedPrompt, which: str) -> None:
-    """Raises `BadRequest` if the model has no embedding for a token.
-
-    A tokenizer may have more tokens than its model has embeddings, and MLX reads beyond the end of the array: far
-    enough out, that crashes the process. Placeholders of media are exempt, because features replace their embeddings.
-    """
-    vocab_size = model.facts.vocab_size
-    if max(prompt.tokens) < vocab_size:
-        return
-    placeholders: set[int] = set()
-    if prompt.media and model.preprocessor:
-        placeholders = {each.token_id for each in model.preprocessor.placeholders.values()}
-    outside = next((token for token in prompt.tokens if token >= vocab_size and token not in placeholders), None)
-    if outside is not None:
-        name = model.tokenizer.token_bytes(outside).decode(errors="replace")
-        raise BadRequest(
-            f"{which} contains {name!r:.60}, token {outside}, but this model has only {vocab_size} tokens",
-            param="prompt",
-        )

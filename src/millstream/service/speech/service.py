@@ -59,7 +59,7 @@ class TextSpeaker:
                     self._pool,
                     functools.partial(model.writer.write, request.text, voice=request.voice, language=request.language),
                 )
-                lines = Lines(script.lines, self._pool)
+                lines = Lines(script.lines, self._pool, model.facts.vocab_size)
                 pieces = await lines.take(AHEAD)
                 if not pieces:
                     raise BadRequest("nothing in the text can be spoken: it has no words or numbers", param="input")

@@ -11,6 +11,7 @@ import numpy as np
 
 from millstream.engine.messages import Failed, Started
 from millstream.engine.speech.messages import Piece, Speak, SpeakMore, SpeechEnded, Spoken
+from millstream.engine.token_ids import check_token_ids
 from millstream.errors import BadRequest, EngineGone, MillstreamError, StepFailed
 from millstream.service.engine_client import EngineClient
 from millstream.service.inbox import Inbox
@@ -27,9 +28,10 @@ FLOAT_BYTES = 4
 class Lines:
     """The lines of a script, prepared on the pool a few at a time."""
 
-    def __init__(self, lines: Iterator[Line], pool: Executor) -> None:
+    def __init__(self, lines: Iterator[Line], pool: Executor, vocab_size: int) -> None:
         self._lines = lines
         self._pool = pool
+        self._vocab_size = vocab_size
         self.more = True
         """False once the last line was taken."""
         self.size = 0
@@ -43,7 +45,10 @@ class Lines:
         return tuple(Piece(np.asarray(line.tokens, np.int32).tobytes(), line.text) for line in taken)
 
     def _next(self, count: int) -> Sequence[Line]:
-        return list(itertools.islice(self._lines, count))
+        lines = list(itertools.islice(self._lines, count))
+        for line in lines:
+            check_token_ids(line.tokens, self._vocab_size, where="the text", param="input")
+        return lines
 
 
 class Utterance:

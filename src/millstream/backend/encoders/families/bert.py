@@ -80,6 +80,7 @@ class Bert:
         prefix = tensors.find_prefix(names.prefixes, "embeddings.word_embeddings.weight")
         embeddings = f"{prefix}embeddings."
         self._words = tensors.tensor(f"{embeddings}word_embeddings.weight")
+        self.vocab_size = len(self._words)
         self._positions = tensors.tensor(f"{embeddings}position_embeddings.weight")
         types = f"{embeddings}token_type_embeddings.weight"
         self._types = tensors.tensor(types) if tensors.has(types) else None
@@ -97,6 +98,10 @@ class Bert:
         self._relative = None
         if config.family == "mpnet":
             self._relative = tensors.tensor(f"{prefix}encoder.relative_attention_bias.weight")
+
+    @property
+    def max_tokens(self) -> int | None:
+        return len(self._positions) - self._config.first_position
 
     def __call__(self, ids: mx.array, keep: mx.array | None, types: mx.array | None) -> mx.array:
         """`keep`: True for tokens, False for padding; None if there is none. `types`: 0 or 1 for each token."""

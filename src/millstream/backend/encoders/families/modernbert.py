@@ -27,11 +27,14 @@ class _Layer:
 class ModernBert:
     """Tokens to hidden states."""
 
+    max_tokens: int | None = None
+
     def __init__(self, settings: Mapping[str, Any], tensors: Tensors) -> None:
         self._operations = tensors.operations
         config = self._config = ModernBertConfig.read(settings)
         prefix = tensors.find_prefix(("model.",), "embeddings.tok_embeddings.weight")
         self._words = tensors.tensor(f"{prefix}embeddings.tok_embeddings.weight")
+        self.vocab_size = len(self._words)
         self._norm = tensors.norm(f"{prefix}embeddings.norm", config.eps)
         self._activation = tensors.operations.activation(config.activation)
         self._layers = [_layer(tensors, f"{prefix}layers.{n}.", n, config) for n in range(config.layers)]

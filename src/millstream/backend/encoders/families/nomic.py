@@ -27,11 +27,14 @@ class _Layer:
 class NomicBert:
     """Tokens to hidden states."""
 
+    max_tokens: int | None = None
+
     def __init__(self, settings: Mapping[str, Any], tensors: Tensors) -> None:
         self._operations = tensors.operations
         config = self._config = NomicConfig.read(settings)
         prefix = tensors.find_prefix(("bert.",), "embeddings.word_embeddings.weight")
         self._words = tensors.tensor(f"{prefix}embeddings.word_embeddings.weight")
+        self.vocab_size = len(self._words)
         self._types = tensors.tensor(f"{prefix}embeddings.token_type_embeddings.weight")
         self._norm = tensors.norm(f"{prefix}emb_ln", config.eps)
         self._layers = [_layer(tensors, f"{prefix}encoder.layers.{n}.", config.eps) for n in range(config.layers)]

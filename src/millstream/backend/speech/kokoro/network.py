@@ -25,6 +25,7 @@ class Kokoro:
         self._text = TextEncoder(tensors, config)
         self._prosody = Prosody(tensors, config)
         self._decoder = Decoder(tensors, config)
+        self.vocab_size = min(self._albert.vocab_size, self._text.vocab_size)
         self.weights: Sequence[mx.array] = tensors.used
 
     def __call__(

@@ -21,6 +21,7 @@ class Albert:
         self._heads = config.albert_heads
         embeddings = "bert.embeddings"
         self._words = tensors.tensor(f"{embeddings}.word_embeddings.weight")
+        self.vocab_size = len(self._words)
         types = tensors.plain(f"{embeddings}.token_type_embeddings.weight")
         positions = tensors.plain(f"{embeddings}.position_embeddings.weight")
         self._positions = tensors.keep(positions + types[0])
@@ -61,6 +62,7 @@ class Albert:
 class TextEncoder:
     def __init__(self, tensors: Tensors, config: KokoroConfig) -> None:
         self._embedding = tensors.tensor("text_encoder.embedding.weight")
+        self.vocab_size = len(self._embedding)
         self._convolutions = [
             (
                 Convolution.of(tensors, f"text_encoder.cnn.{layer}.0", config.text_kernel),

@@ -38,7 +38,7 @@ class KokoroSpeaker:
         self.sample_rate = SAMPLE_RATE
         names = sorted(voices, key=lambda name: (name != DEFAULT_VOICE, name))
         self.voices: Sequence[Voice] = [voice_of(name) for name in names]
-        self.traits = SpeakerTraits()
+        self.traits = SpeakerTraits(vocab_size=network.vocab_size)
         self.dtype = dtype
         self.batch_pieces = batch_pieces
         self.open_batches = 1
@@ -50,7 +50,7 @@ class KokoroSpeaker:
     def speak(self, pieces: Sequence[PieceInput]) -> Iterator[Sequence[Samples]]:
         tokens = [np.frombuffer(each.piece.tokens, np.int32) for each in pieces]
         for each in tokens:
-            if len(each) > self._config.max_phonemes or np.any((each < 0) | (each >= self._config.tokens)):
+            if len(each) > self._config.max_phonemes or np.any((each < 0) | (each >= self._network.vocab_size)):
                 raise ModelError("a piece has too many phonemes, or phonemes that the model does not know")
         styles = np.stack([self._style(each.voice, len(row)) for each, row in zip(pieces, tokens, strict=True)])
         framed = [np.concatenate([[0], row, [0]]).astype(np.int32) for row in tokens]

@@ -98,6 +98,7 @@ def make_whisper(
         translates=bool(special.languages),
         word_times=True,
         takes_prompt=True,
+        vocab_size=shape.vocab,
         row_bytes=row_bytes,
         max_rows=max(1, min(rows, max_rows or MAX_ROWS, MAX_ROWS)),
     )
