@@ -44,7 +44,8 @@ class SlotLayer:
         return self.slots.offset
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
-        assert N == 1 and window_size is None, "slots decode one token per row, with full attention"
+        if N != 1 or window_size is not None:  # a trial then tries another layout
+            raise ValueError("slots decode one token per row, with full attention")
         return self.slots.mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
