@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
-from millstream.backend.generation.caches.widths import CUBLAS_ROWS, cublas_width, exact, powers_of_two
+from millstream.backend.generation.caches.widths import eighths, exact, powers_of_two
 from millstream.backend.generation.prefill.grouping import group_by_length
 from millstream.backend.layers.cpu_linear import SMALL_BATCH, MklLinear, mkl_layer, mkl_matmul, swiglu, use_mkl_layout
 from millstream.backend.layers.patch_layers import patch_function
@@ -129,14 +129,8 @@ def test_an_attribute_of_the_same_name_is_not_exchanged() -> None:
 def test_slot_policies() -> None:
     assert [exact(rows) for rows in (1, 3, 9)] == [1, 3, 9]
     assert [powers_of_two(rows) for rows in (1, 2, 3, 5, 64, 65)] == [1, 2, 4, 8, 64, 128]
-    assert [cublas_width(slots) for slots in (0, 1, 2, 32, 64, 128)] == [
-        0,
-        1,
-        CUBLAS_ROWS,
-        CUBLAS_ROWS,
-        CUBLAS_ROWS,
-        128,
-    ]
+    assert [eighths(rows) for rows in (1, 2, 3, 9, 17, 33, 64)] == [1, 2, 3, 9, 18, 36, 64]
+    assert all(rows <= eighths(rows) <= rows * 9 / 8 for rows in range(1, 999))
     assert 1 not in SMALL_BATCH
 
 

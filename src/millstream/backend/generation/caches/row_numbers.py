@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.backend.generation.caches.pass_shape import PassShape
-from millstream.backend.generation.caches.widths import SlotPolicy, exact
+from millstream.backend.generation.caches.widths import SlotPolicy, powers_of_two
 
 
 class RowNumbers:
@@ -54,7 +54,7 @@ class RowNumbers:
         is as wide as its numbers. Returns the new order of a pass: the previous number of each row, -1 for a fresh
         one."""
         wanted = self._policy(len(numbers)) if numbers else 0
-        if self._policy is not exact and wanted * 4 > self.count:
+        if self._policy is powers_of_two and wanted * 4 > self.count:
             wanted = self.count
             if numbers == list(range(len(numbers))):
                 self._taken = [number < len(numbers) for number in range(wanted)]

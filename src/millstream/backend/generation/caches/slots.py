@@ -18,7 +18,7 @@ from mlx_lm.models.cache import KVCache
 from millstream.backend.generation.caches.due import Due
 from millstream.backend.generation.caches.joining import JoiningRows
 from millstream.backend.generation.caches.slabs import Parts
-from millstream.backend.generation.caches.widths import SlotPolicy, exact
+from millstream.backend.generation.caches.widths import SlotPolicy, powers_of_two
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.prefix_cache.orders import SavePrefix
 
@@ -116,7 +116,7 @@ class SlotCaches:
         self._starts = [start if slot in occupied else None for slot, start in enumerate(self._starts)]
         wanted = self._policy(len(slots)) if slots else 0
         layout = list(range(self.size))
-        if self._policy is exact or wanted * 4 <= self.count:
+        if self._policy is not powers_of_two or wanted * 4 <= self.count:
             self._rebuild(slots, wanted)
             layout = [*slots, *[-1] * (self.size - len(slots))]
         self._update_starts()

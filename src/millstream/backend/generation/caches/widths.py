@@ -9,7 +9,6 @@ from millstream.backend.kernels.small_matmul import STEP_WIDTHS
 SlotPolicy = Callable[[int], int]
 """Returns how many slots to allocate for some rows, or how many rows a forward pass has for some slots."""
 
-CUBLAS_ROWS = 64
 CHUNK_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """The usual lengths of a prefill chunk: padding goes up to one of the first four, warm-up runs all that fit."""
 MAX_PADDED_CHUNK = 512
@@ -20,15 +19,15 @@ def exact(rows: int) -> int:
     return rows
 
 
+def eighths(rows: int) -> int:
+    """For GPUs by MLX's own operations: few shapes, and at most an eighth more rows than decode."""
+    step = max(1, powers_of_two(rows) // 16)
+    return -(-rows // step) * step
+
+
 def powers_of_two(rows: int) -> int:
-    """For GPUs, where vacant rows are almost free and new shapes are not."""
+    """For our kernels, where vacant rows are almost free and new shapes are not."""
     return 1 << max(0, rows - 1).bit_length()
-
-
-def cublas_width(slots: int) -> int:
-    """Rows per forward pass for cuBLAS, whose matmuls of 2 to 32 rows take longer than those of 64 (H200: 5.1 ms per
-    step against 4.0). The rows beyond the slots have no keys and values, so they cost no memory."""
-    return CUBLAS_ROWS if 1 < slots < CUBLAS_ROWS else slots
 
 
 def kernel_width(slots: int) -> int:

@@ -10,7 +10,7 @@ from typing import Literal
 from millstream.backend.generation.caches.batch_caches import RowCaches, new_row_caches, unbatchable
 from millstream.backend.generation.caches.mixed_caches import mixed_misfit
 from millstream.backend.generation.caches.slots import fits_slots
-from millstream.backend.generation.caches.widths import SlotPolicy, cublas_width, exact, kernel_width
+from millstream.backend.generation.caches.widths import exact, kernel_width
 from millstream.backend.generation.layers.attention import adopt_attention, kernel_attention
 from millstream.backend.generation.layers.capped_layers import capped_layers
 from millstream.backend.generation.layers.shared_layers import with_shared_layers
@@ -62,12 +62,6 @@ class PlainCache:
     def _slab_attention(self) -> Attention:
         return kernel_attention if self._paths.on_cuda else slab_attention(self._subject.attention)
 
-    def _width(self, *, fused: bool) -> SlotPolicy | None:
-        """See `Layout.width`."""
-        if not self._paths.wide:
-            return None
-        return kernel_width if fused else cublas_width
-
     def _mixed(self, layout: Layout, caches: RowCaches) -> Layout | None:
         """Length classes for those layers that have full attention; None, with the reason told, if that cannot be."""
         merged = dataclasses.replace(layout, caches="merged", slot_policy=exact, group_fill=None, padded_chunks=False)
@@ -79,16 +73,16 @@ class PlainCache:
             attend = with_shared_layers(self._slab_attention)
             adopt_attention(self._model, attend)
             fused = self._subject.fusion.fuse(attend) is not None
-            layout = dataclasses.replace(layout, width=self._width(fused=fused))
+            layout = dataclasses.replace(layout, width=kernel_width if fused else None)
             if self._paths.kernels_write:
                 layout = dataclasses.replace(layout, in_place=True, attention="kernels")
             trouble = disagreement(trial, layout, merged)
         if trouble and self._subject.fusion.undo(trouble):
-            layout = dataclasses.replace(layout, width=self._width(fused=False))
+            layout = dataclasses.replace(layout, width=None)
             trouble = disagreement(trial, layout, merged)
         if trouble and layout.in_place:
             log.info("This model decodes without kernels: %s", trouble)
-            layout = dataclasses.replace(layout, in_place=False, attention=merged.attention)
+            layout = self._subject.without_kernels(layout)
             trouble = disagreement(trial, layout, merged)
         if trouble is None:
             return self._passes.padded(layout, wanted)
@@ -110,7 +104,7 @@ class PlainCache:
         return dataclasses.replace(
             layout,
             attention="kernels" if paths.on_cuda else layout.attention,
-            width=self._width(fused=fused is not None),
+            width=kernel_width if fused is not None else None,
             in_place=paths.kernels_write,
         )
 
@@ -126,14 +120,14 @@ class PlainCache:
         calling = len(callers_of(self._model, "scaled_dot_product_attention")) + capped_layers(self._model)
         own = calling < attending
         if trouble and self._subject.fusion.undo(trouble):
-            layout = dataclasses.replace(layout, width=cublas_width if layout.caches == "classes" else None)
+            layout = dataclasses.replace(layout, width=None)
             if own and layout.caches == "classes":
-                layout = dataclasses.replace(layout, caches="slots", width=None, in_place=False, attention="mlx-lm")
+                layout = dataclasses.replace(self._subject.without_kernels(layout), caches="slots")
             trouble = wrong(layout)
         while trouble and layout.caches == "classes":
             log.info("This model decodes without %s: %s", "kernels" if layout.in_place else "length classes", trouble)
             next_best: Literal["classes", "slots"] = "classes" if layout.in_place else "slots"
-            layout = dataclasses.replace(layout, caches=next_best, width=None, in_place=False, attention="mlx-lm")
+            layout = dataclasses.replace(self._subject.without_kernels(layout), caches=next_best)
             trouble = wrong(layout)
         return self._with_own_attention(layout) if own else (layout, trouble)
 

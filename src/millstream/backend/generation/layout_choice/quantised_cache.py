@@ -7,7 +7,7 @@ import logging
 
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.quantized import choose_quantization, unsupported
-from millstream.backend.generation.caches.widths import cublas_width, kernel_width
+from millstream.backend.generation.caches.widths import kernel_width
 from millstream.backend.generation.layers.attention import adopt_attention, kernel_attention
 from millstream.backend.generation.layers.packed_attention import packed_attention, packed_matmuls_fit
 from millstream.backend.generation.layers.slab_attention import Attention, slab_attention
@@ -31,7 +31,7 @@ def quantised_cache(subject: Subject, trial: Trial) -> Layout:
     if adopt_attention(subject.model, attend) != len(new_row_caches(subject.model)):
         raise unsupported(bits, "its layers have attention of their own")
     if paths.wide:
-        width = kernel_width if subject.fusion.fuse(attend) is not None else cublas_width
+        width = kernel_width if subject.fusion.fuse(attend) is not None else None
         layout = dataclasses.replace(layout, width=width, in_place=paths.kernels_write)
     trouble = trouble_of(trial, layout)
     if trouble and layout.in_place:
@@ -39,7 +39,7 @@ def quantised_cache(subject: Subject, trial: Trial) -> Layout:
         layout = dataclasses.replace(layout, in_place=False)
         trouble = trouble_of(trial, layout)
     if trouble and subject.fusion.undo(trouble):
-        layout = dataclasses.replace(layout, width=cublas_width)
+        layout = dataclasses.replace(subject.without_kernels(layout), attention="packed")
         trouble = trouble_of(trial, layout)
     if trouble:
         raise unsupported(bits, f"its attention cannot read quantised keys and values ({trouble})")

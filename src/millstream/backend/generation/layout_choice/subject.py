@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_lm.models.base import scaled_dot_product_attention
 
 from millstream.backend.device import Device
-from millstream.backend.generation.caches.widths import exact, powers_of_two
+from millstream.backend.generation.caches.widths import SlotPolicy, eighths, exact, powers_of_two
 from millstream.backend.generation.layers.slab_attention import Attention
-from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.layout import AttentionKind, Layout
 from millstream.backend.generation.layout_choice.block_fusion import BlockFusion
 from millstream.backend.generation.layout_choice.fast_paths import FastPaths
 from millstream.backend.generation.sampling.kernel_check import kernel_agrees
@@ -33,6 +34,21 @@ class Subject:
         self.paths = FastPaths(self.settings, self.device)
         self.fusion = BlockFusion(self.model, self.paths, self.settings.max_rows)
 
+    @property
+    def plain_slots(self) -> SlotPolicy:
+        """Numbers for some rows where MLX's own operations compute a step."""
+        return eighths if self.paths.as_on_gpu else exact
+
+    @property
+    def plain_attention(self) -> AttentionKind:
+        return "cpu" if self.attention is cpu_attention else "mlx-lm"
+
+    def without_kernels(self, layout: Layout) -> Layout:
+        """The same layout by MLX's own operations: numbers and widths that were made for kernels go with them."""
+        return dataclasses.replace(
+            layout, in_place=False, attention=self.plain_attention, width=None, slot_policy=self.plain_slots
+        )
+
     def draft(self) -> Layout:
         """The layout to begin with, before anything is tried."""
         paths = self.paths
@@ -40,8 +56,8 @@ class Subject:
         fill = 0.5 if paths.as_on_gpu else 0.75
         return Layout(
             caches="slots" if paths.enabled("slots") else "merged",
-            attention="cpu" if self.attention is cpu_attention else "mlx-lm",
-            slot_policy=powers_of_two if paths.as_on_gpu else exact,
+            attention=self.plain_attention,
+            slot_policy=powers_of_two if paths.wide else self.plain_slots,
             group_fill=fill if paths.enabled("group-prefill") else None,
             padded_chunks=paths.wide and not self.takes_media,
             sampling_kernel=paths.on_cuda and kernel_agrees(self.model),
