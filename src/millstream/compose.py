@@ -215,7 +215,6 @@ class Mill:
             task.cancel()
         freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
         await self._tool_servers.close()
-        self._store_worker.shutdown(wait=False)
         await self._engines.close()
         await self._grammars.close()
         await self._loader.close()
@@ -224,6 +223,10 @@ class Mill:
         if freed:
             await self._loader.wait_closed()
         return freed and not self._resolver.hanging and not self._loader.working
+
+    def close_store(self) -> None:
+        """Call it once no task is left that stores something. What is handed over already is still written."""
+        self._store_worker.shutdown(wait=False)
 
     def kill(self, reason: str) -> None:
         """End all engines and tool servers without waiting, as far as that is possible: those in processes are gone."""

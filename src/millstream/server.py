@@ -124,6 +124,7 @@ async def serve_on(
     with server.exit_on_signals(), server.reload_on_signal(reread, pool):
         await server.serve(sockets=[listener])
         await background.close()  # the engines are gone by now, so nothing is left to wait for
+        mill.close_store()
     watcher.cancel()
     loads.cancel()
     for threads in (pool, network, dns):

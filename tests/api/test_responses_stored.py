@@ -194,22 +194,98 @@ def test_a_background_response_is_cancelled(http, service):
     check_response(cancelled)
     assert cancelled["status"] == "cancelled" and generation.cancelled.is_set() and not generation.ended
     assert get(http, response)["status"] == "cancelled"
+    *_, last = events_of(http.get(f"{PATH}/{response['id']}?stream=true").content)
+    assert (last["type"], last["response"]) == ("response.cancelled", cancelled)
+
+
+class HeldRecords(MemoryRecords):
+    """Like a slow disk: writes nothing of a response that has ended until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__(max_bytes=10**6, max_age=60.0)
+        self.held, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def put(self, key: str, record: bytes) -> None:
+        if key.endswith("_events") or orjson.loads(record)["response"]["status"] in frame.ENDED:
+            self.held.set()
+            await asyncio.shield(asyncio.create_task(self._put_later(key, record)))
+        else:
+            await super().put(key, record)
+
+    async def _put_later(self, key: str, record: bytes) -> None:
+        await self.go_on.wait()
+        await super().put(key, record)
+
+
+class Background:
+    """One background response, driven step by step."""
+
+    def __init__(self, service: Scripts, records: MemoryRecords | None = None) -> None:
+        self.records = records or MemoryRecords(max_bytes=10**6, max_age=60.0)
+        everything = services(service, records=self.records)
+        self.stored = StoredResponses(self.records)
+        request, plan = response_plan({"input": "hi", "background": True}, everything.seal)
+        self.run = ResponseRun(everything, self.stored, request, plan)
+        self.id = self.run.frame.id
+        self.tasks = BackgroundTasks()
+        self.runs = BackgroundRuns(self.tasks, self.stored, encoded)
+        self.background = self.runs.start(self.run)
+
+    async def outcome(self) -> tuple[str, str, str]:
+        """The status in the store, and the last event that a follower gets and that is stored."""
+        followed = [part async for part in self.background.follow(-1)]
+        replayed = await self.stored.events(self.id)
+        found = await self.stored.get(self.id)
+        assert replayed is not None
+        last = [events_of(events)[-1]["type"] for events in (b"".join(followed), replayed)]
+        return found.response["status"], last[0], last[1]
 
 
 def test_a_background_response_is_cancelled_before_it_begins(service):
-    async def run() -> tuple[str, list[bytes], int]:
-        everything = services(service)
-        stored = StoredResponses(everything.records)
-        request, plan = response_plan({"input": "hi", "background": True}, everything.seal)
-        subject = ResponseRun(everything, stored, request, plan)
-        runs = BackgroundRuns(BackgroundTasks(), stored, encoded)
-        background = runs.start(subject)
-        assert await runs.cancel(subject.frame.id)
-        events = [part async for part in background.follow(-1)]
-        found = await stored.get(subject.frame.id)
-        return found.response["status"], events, len(service.requests)
+    async def run() -> tuple[str, str, str]:
+        subject = Background(service)
+        assert await subject.runs.cancel(subject.id)
+        return await subject.outcome()
 
-    assert asyncio.run(run()) == ("cancelled", [], 0)
+    assert asyncio.run(run()) == ("cancelled", "response.cancelled", "response.cancelled")
+    assert not service.requests
+
+
+def test_a_cancellation_that_comes_while_the_end_is_stored_changes_nothing(service):
+    """Nor does a second one, and who polls meanwhile is told what is stored."""
+
+    async def run() -> tuple[str, str, str]:
+        subject = Background(service, records := HeldRecords())
+        await records.held.wait()
+        cancels = [asyncio.create_task(subject.runs.cancel(subject.id)) for _ in range(2)]
+        poll = asyncio.create_task(subject.runs.working(subject.id))
+        await asyncio.sleep(0)
+        assert not [task for task in (*cancels, poll) if task.done()]
+        records.go_on.set()
+        assert await asyncio.gather(*cancels, poll) == [True, True, None]
+        return await subject.outcome()
+
+    assert asyncio.run(run()) == ("completed", "response.completed", "response.completed")
+
+
+@pytest.mark.parametrize("when", ["working", "storing"])
+def test_the_end_of_a_background_response_is_stored_when_the_server_stops(service, when):
+    async def run() -> tuple[str, str, str]:
+        service.gate = threading.Event()
+        subject = Background(service, records := HeldRecords())
+        if when == "storing":
+            service.gate.set()
+            await records.held.wait()
+        while subject.run.status == "queued":  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(subject.tasks.close())
+        await asyncio.sleep(0)
+        records.go_on.set()
+        await closing
+        return await subject.outcome()
+
+    status = "failed" if when == "working" else "completed"
+    assert asyncio.run(run()) == (status, f"response.{status}", f"response.{status}")
 
 
 def test_a_background_response_is_deleted_while_it_runs(http, service):

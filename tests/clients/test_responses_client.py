@@ -16,6 +16,7 @@ from openai.types.responses import Response, ResponseFunctionToolCall
 
 from millstream.api.background import BackgroundTasks
 from millstream.config import ModelSpec, Settings
+from millstream.service.store.folder import RecordFolder
 from support.responses import check_events
 from support.scripted import ScriptedBackend
 from support.server import running
@@ -151,6 +152,8 @@ def test_cancel(client: openai.OpenAI) -> None:
     cancelled = client.responses.cancel(response.id)
     assert cancelled.status == "cancelled"
     assert client.responses.retrieve(response.id).status == "cancelled"
+    *_, last = client.responses.retrieve(response.id, stream=True)
+    assert str(last.type) == "response.cancelled"
 
 
 def test_input_tokens_and_items(client: openai.OpenAI) -> None:
@@ -218,10 +221,13 @@ def test_a_server_that_stops_ends_its_background_responses(tmp_path: Path, monke
     monkeypatch.setattr("millstream.server.BackgroundTasks", Watched)
     folder = write_servable(tmp_path / "tiny", max_position_embeddings=100_000)
     endless = ScriptedBackend(lambda submit: [72], vocab=259, context_length=100_000)
-    with running(Settings((str(folder),), port=0, grace=0.1), lambda source, settings: endless) as server:
+    settings = Settings((str(folder),), port=0, grace=0.1, store_dir=tmp_path / "store")
+    with running(settings, lambda source, settings: endless) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=60) as client:
             response = client.responses.create(model="tiny", input="hi", background=True)
             while client.responses.retrieve(response.id).status == "queued":
                 time.sleep(0.01)
         server.stop_soon()
         assert server.join() == (0, True) and Watched.closed == 1
+    record = RecordFolder(tmp_path / "store" / "records", max_bytes=10**6, max_age=60.0).get(response.id)
+    assert record is not None and b'"status":"failed"' in record, "a later server knows how it ended"

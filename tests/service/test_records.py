@@ -244,4 +244,5 @@ async def test_a_cancelled_caller_leaves_no_work_half_done(tmp_path: Path, worke
     await asyncio.gather(*tasks, return_exceptions=True)
     await records.put("last", b"x")
     assert await records.get("last") == b"x"
+    assert await records.get("0") == b"x" * 3000, "it was handed over"
     assert not [name for name in names(tmp_path) if name.endswith(".tmp")]

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 class RecordFiles:
     """Hands all work on the folder to `worker`, an executor with one thread: so nothing blocks the event loop, nothing
-    needs a lock, and a caller that is cancelled leaves no work half done.
+    needs a lock, and what a caller has asked for is done in full, also if the caller is cancelled.
 
     A disk that fails costs the records, not the requests: what cannot be written or read is not found.
     """
@@ -37,14 +37,16 @@ class RecordFiles:
         return await self._run(lambda: self._folder.delete(key), False)
 
     async def _run(self, work: Callable[[], _T], otherwise: _T) -> _T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._worker, work)
-        except OSError as error:
-            log.error("the store fails: %s", error)
-            return otherwise
+        done = asyncio.get_running_loop().run_in_executor(self._worker, _try, work, otherwise)
+        return await asyncio.shield(done)
 
     def _scan(self) -> None:
-        try:
-            self._folder.scan()
-        except OSError as error:
-            log.error("the store fails: %s", error)
+        _try(self._folder.scan, None)
+
+
+def _try(work: Callable[[], _T], otherwise: _T) -> _T:
+    try:
+        return work()
+    except OSError as error:
+        log.error("the store fails: %s", error)
+        return otherwise

@@ -15,6 +15,8 @@ from millstream.errors import MillstreamError
 
 log = logging.getLogger(__name__)
 
+SERVER_STOPPED = "The server stopped before this response was complete."
+
 Encode = Callable[[Sequence[Event]], bytes]
 
 
@@ -25,8 +27,10 @@ class BackgroundRun:
         self.run = run
         self.events: list[bytes] = []
         """Encoded; the place of each is its `sequence_number`."""
+        self.cancelled = False
+        """True once a client has cancelled it."""
         self._encode = encode
-        self._ended = False
+        self._working = self._ended = False
         self._news = asyncio.Event()
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
@@ -43,34 +47,51 @@ class BackgroundRun:
                 await news.wait()
 
     async def perform(self, stored: StoredResponses) -> None:
-        """Stores the response as it is, queued, and runs it to its end. A failure is found in the response itself."""
+        """Runs the response to its end, which it has exactly once, and stores that. A failure or a cancellation is
+        found in the response itself: no request waits for this."""
+        last: Event | None = None
+        try:
+            await self._work()
+        except asyncio.CancelledError:
+            if not self.cancelled:
+                last = self.run.failure(MillstreamError(SERVER_STOPPED))
+        except Exception:
+            log.exception("%s failed", self.run.frame.id)
+            last = self.run.failure(MillstreamError("The server failed on this response."))
+        self._working = False
+        self.run.close()
+        if self.run.status not in ENDED:
+            self.run.status = "cancelled"
+        await self._store_end(stored, self.run.last_event() if last is None else last)
+
+    def cancel(self, task: asyncio.Task[None]) -> None:
+        """`task` performs it. Once the work has ended nothing can change its outcome, and it is being stored."""
+        if not self.cancelled and self.run.status not in ENDED:
+            self.cancelled = True
+            if self._working:
+                task.cancel()
+
+    async def _work(self) -> None:
+        """Stores the response as it is, queued, and runs it."""
+        if self.cancelled:  # before the first step of the task
+            return
+        self._working = True
+        await self.run.store()
+        async for events in self.run.events():
+            self._add(events)
+
+    async def _store_end(self, stored: StoredResponses, last: Event) -> None:
+        """Followers get the last event once the response is stored. The server may stop meanwhile: what has been handed
+        to the store is written."""
+        events = b"".join([*self.events, self._encode([last])])
         try:
             await self.run.store()
-            async for events in self.run.events():
-                self._add(events)
-            assert self.run.final is not None
-            self._add([self.run.final])
-        except Exception:  # no request waits for this: the response itself has to tell
-            log.exception("%s failed", self.run.frame.id)
-            self._add([self.run.failure(MillstreamError("The server failed on this response."))])
-            await self.run.store()
         finally:
-            self.run.close()
-            self._end()
-        await stored.put_events(self.run.frame.id, b"".join(self.events))
-
-    async def cancelled(self, stored: StoredResponses) -> None:
-        """Call it once the task has ended. A task that is cancelled early has not even begun to `perform`."""
-        if self.run.status in ENDED:
-            return
-        self.run.status = "cancelled"
-        self._end()
-        await self.run.store()
-        await stored.put_events(self.run.frame.id, b"".join(self.events))
-
-    def _end(self) -> None:
-        self._ended = True
-        self._wake()
+            try:
+                await stored.put_events(self.run.frame.id, events)
+            finally:
+                self._ended = True
+                self._add([last])
 
     def _add(self, events: Sequence[Event]) -> None:
         self.events += [self._encode([event]) for event in events]
@@ -103,13 +124,21 @@ class BackgroundRuns:
         found = self._running.get(response_id)
         return None if found is None else found[0]
 
+    async def working(self, response_id: str) -> BackgroundRun | None:
+        """One whose end is not known yet. Waits for one that is being stored: what a client is told of an end is in the
+        store, so that the next response can continue it."""
+        found = self._running.get(response_id)
+        if found is None or found[0].run.status not in ENDED:
+            return None if found is None else found[0]
+        await asyncio.wait([found[1]])
+        return None
+
     async def cancel(self, response_id: str) -> bool:
         """Returns once the response has ended. False if it is not running."""
         found = self._running.get(response_id)
         if found is None:
             return False
         background, task = found
-        task.cancel()
+        background.cancel(task)
         await asyncio.wait([task])
-        await background.cancelled(self._stored)
         return True

@@ -14,7 +14,7 @@ from millstream.api.body import read_body
 from millstream.api.errors import json_response
 from millstream.api.hosted_tools import HostedTools
 from millstream.api.openai.responses import docs
-from millstream.api.openai.responses.background import BackgroundRuns
+from millstream.api.openai.responses.background import SERVER_STOPPED, BackgroundRuns
 from millstream.api.openai.responses.counting import count_input
 from millstream.api.openai.responses.frame import ENDED
 from millstream.api.openai.responses.listing import page, truth, whole_number
@@ -115,12 +115,12 @@ class Responses:
         return json_response(page(found.input, http.query_params))
 
     async def _find(self, response_id: str) -> dict[str, Any]:
-        running = self._runs.find(response_id)
+        running = await self._runs.working(response_id)
         if running is not None:
             return running.run.snapshot()
         response = (await self._stored.get(response_id)).response
         if response["status"] not in ENDED:  # the server that ran it has stopped
-            error = {"code": "server_error", "message": "The server stopped before this response was complete."}
+            error = {"code": "server_error", "message": SERVER_STOPPED}
             response |= {"status": "failed", "error": error}
         return response
 

@@ -46,7 +46,7 @@ class EventSink:
 
 
 class ResponseRun:
-    """One response. `prepare`, then `begin`, then iterate `events`; `final` is the last event.
+    """One response. `prepare`, then `begin`, then iterate `events`, then `end`; `final` is the last event.
 
     Errors before `events` are plain HTTP errors. An error after that makes the response fail.
     """
@@ -118,7 +118,7 @@ class ResponseRun:
         return self._numbered(self._push(deltas))
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """All events but the last, in batches as they arise. The response is stored before the last one is there."""
+        """All events but the last, in batches as they arise."""
         first = [self._lifecycle("created")]
         yield self._numbered([*first, self._lifecycle("queued")] if self._request.background else first)
         try:
@@ -129,8 +129,15 @@ class ResponseRun:
             self._fail(error)
         finally:
             self.close()
+
+    async def end(self) -> None:
+        """Stores the response. Only then is its last event there."""
         await self.store()
-        (self.final,) = self._numbered([self._lifecycle(self.status)])
+        self.final = self.last_event()
+
+    def last_event(self) -> Event:
+        (event,) = self._numbered([self._lifecycle(self.status)])
+        return event
 
     async def store(self) -> None:
         if self._request.store:
@@ -139,8 +146,7 @@ class ResponseRun:
     def failure(self, error: MillstreamError) -> Event:
         """The last event, if something failed that is no part of the response itself."""
         self.status, self.error = "failed", error
-        (event,) = self._numbered([self._lifecycle("failed")])
-        return event
+        return self.last_event()
 
     def close(self, outcome: str = "cancelled") -> None:
         """Ends the running generation, if any. Safe at any time."""

@@ -35,6 +35,7 @@ class WholeResponse(ComputedResponse):
             await run.begin()
             async for _ in run.events():
                 pass
+            await run.end()
         finally:
             run.close()
         if run.error is not None:
@@ -65,6 +66,7 @@ class EventsResponse(ChunkedResponse):
     async def chunks(self) -> AsyncIterator[bytes]:
         async for events in self._run.events():
             yield encoded(events)
+        await self._run.end()
 
     def ending(self) -> bytes:
         assert self._run.final is not None
