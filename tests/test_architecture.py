@@ -182,6 +182,14 @@ def test_api_knows_the_service_by_its_protocols_alone() -> None:
                 assert name.startswith("millstream.service.ports"), f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_only_the_engine_client_opens_inboxes() -> None:
+    """So that none stays open where a request is refused, whatever its kind: it would count as unread for ever."""
+    users = {
+        path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if re.search(r"\bInbox\(", path.read_text())
+    }
+    assert users == {"service/engine_client.py"}
+
+
 def test_the_ground_stands_on_nothing() -> None:
     for name in GROUND - {"__version__"}:
         rooms = {room_of(item) for item in imports(ROOT / f"{name}.py")} - {None}

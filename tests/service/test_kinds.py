@@ -47,6 +47,7 @@ class DigestServer:
         self.model = self.hub.add("sha", ModelSpec("sha"), self._open, isolation=isolation, load_now=False)
         self.metrics.watch("sha", lambda: card_of(self.model))
         self.isolation = isolation
+        self.unread = UnreadOutput(2**20)
 
     async def _open(self, loading: LoadContext) -> DigestModel:
         await loading.reserve(100, 100)
@@ -58,9 +59,7 @@ class DigestServer:
 
     async def post(self, number: int, data: bytes, rounds: int = 1) -> Inbox:
         async with self.hub.use("sha", DigestModel) as model:
-            inbox = Inbox(UnreadOutput(2**20))
-            model.engine.submit([Digest(number, data, rounds)], inbox)
-            return inbox
+            return model.engine.open_inbox([Digest(number, data, rounds)], self.unread)
 
     async def digest(self, number: int, data: bytes, rounds: int = 1) -> object:
         return await last_of(await self.post(number, data, rounds))
@@ -101,8 +100,10 @@ def test_admission_counts_requests_of_any_kind(isolation: str) -> None:
         with pytest.raises(BadRequest, match=f"needs 9 digests at once; this server accepts at most {CAPACITY + 2}"):
             admission.check(9)
         admission.admit(range(100, 100 + CAPACITY + 2))
+        open_before = server.unread.count
         with pytest.raises(EngineBusy, match=f"{CAPACITY} active .* 2 waiting"):
             await server.post(1, b"x")
+        assert server.unread.count == open_before, "a refused request leaves no inbox"
         for number in range(100, 100 + CAPACITY + 2):
             admission.release(number)
         assert await server.hub.close("the end", 1.0, 5.0)
@@ -150,10 +151,10 @@ def test_the_journal_times_requests_of_any_kind(isolation: str) -> None:
         record = journal.open("sha", "digest")
         async with server.hub.use("sha", DigestModel) as model:
             record.found(model.name)
-            inbox = Inbox(UnreadOutput(2**20))
-            inbox.on_started = lambda event: record.enter(Phase.PREFILL)
             record.enter(Phase.QUEUE)
-            model.engine.submit([Digest(1, b"ab", 3)], inbox)
+            inbox = model.engine.open_inbox(
+                [Digest(1, b"ab", 3)], server.unread, on_started=lambda event: record.enter(Phase.PREFILL)
+            )
         assert await last_of(inbox) == Digested(1, expected(b"ab", 3))
         journal.end(record, "done")
         assert [span.phase for span in record.phases] == [Phase.PREPARE, Phase.QUEUE, Phase.PREFILL]

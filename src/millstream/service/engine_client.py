@@ -32,8 +32,9 @@ from millstream.engine.messages import (
 from millstream.errors import DeviceLost, EngineDied, EngineGone, ModelError
 from millstream.model_facts import LoadProgress, ModelFacts
 from millstream.service.admission import Admission
-from millstream.service.inbox import Inbox
+from millstream.service.inbox import Inbox, Merge
 from millstream.service.turnstile import turnstile
+from millstream.service.unread_output import UnreadOutput
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,30 @@ class EngineClient:
                 self.disown(reason)
                 return
         await asyncio.to_thread(self.link.join, patience)
+
+    def open_inbox(
+        self,
+        submits: Sequence[Submit],
+        unread: UnreadOutput,
+        *,
+        merge: Merge = list,
+        on_started: Callable[[Started], None] = lambda event: None,
+    ) -> Inbox:
+        """Submit all requests of one client. Their events come to the inbox, which the caller must end with
+        `close_inbox`. Raises what `submit` raises: then nothing is open."""
+        inbox = Inbox(unread, merge)
+        inbox.on_started = on_started
+        try:
+            self.submit(submits, inbox)
+        except BaseException:
+            inbox.close()
+            raise
+        return inbox
+
+    def close_inbox(self, request_ids: Sequence[int], inbox: Inbox) -> None:
+        """Cancel what is left of these requests, and drop their events. Safe at any time and more than once."""
+        self.cancel(request_ids)
+        inbox.close()
 
     def submit(self, submits: Sequence[Submit], inbox: Inbox) -> None:
         """Admit and post all requests. Raises `EngineBusy` or `BadRequest` and posts none if they are not admitted."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from millstream.engine.messages import Failed, Finished, RequestEvent, Started
-from millstream.errors import OutputUnread
+from millstream.errors import BadRequest, EngineGone, MillstreamError, OutputUnread, StepFailed
 from millstream.service.turnstile import turnstile
 from millstream.service.unread_output import UnreadOutput
 
@@ -24,6 +24,13 @@ DeliverOne = Callable[[int, Any], bool]
 
 Merge = Callable[[Sequence[RequestEvent]], list[RequestEvent]]
 """Merges queued events, where one costs the reader less than many."""
+
+
+def failure(event: Failed) -> MillstreamError:
+    """What the reader of a failed request raises."""
+    if event.refused:
+        return BadRequest(event.message)
+    return EngineGone(event.message) if event.gone else StepFailed(event.message)
 
 
 def _wake(arrived: asyncio.Future[None]) -> None:

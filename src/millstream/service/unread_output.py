@@ -33,6 +33,11 @@ class UnreadOutput:
         self.total = 0
         self._requests: set[Unread] = set()
 
+    @property
+    def count(self) -> int:
+        """Requests that are open."""
+        return len(self._requests)
+
     def open(self, request: Unread) -> None:
         self._requests.add(request)
 

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from millstream.engine.jobs.messages import Encode, Encoded, Vectors
 from millstream.engine.messages import Failed, Started
-from millstream.errors import BadRequest, EngineGone, StepFailed
 from millstream.service.engine_client import EngineClient
-from millstream.service.inbox import Inbox
+from millstream.service.inbox import failure
 from millstream.service.unread_output import UnreadOutput
 
 Matrix = NDArray[np.float32]
@@ -28,17 +27,14 @@ class Job:
         self._engine = engine
         self._request_id = submit.request_id
         self._count = len(submit.inputs)
-        self._inbox = Inbox(unread)
-        self._inbox.on_started = on_started
-        engine.submit([submit], self._inbox)
+        self._inbox = engine.open_inbox([submit], unread, on_started=on_started)
 
     async def collect(self) -> Matrix:
         """One row per input. If this is cancelled, the engine drops what is left before its next batch."""
         try:
             return await self._collect()
         finally:
-            self._engine.cancel([self._request_id])
-            self._inbox.close()
+            self._engine.close_inbox([self._request_id], self._inbox)
 
     async def _collect(self) -> Matrix:
         result: Matrix | None = None
@@ -54,9 +50,7 @@ class Job:
                         assert result is not None
                         return result
                     case Failed():
-                        if event.refused:
-                            raise BadRequest(event.message)
-                        raise EngineGone(event.message) if event.gone else StepFailed(event.message)
+                        raise failure(event)
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:

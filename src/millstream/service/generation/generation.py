@@ -7,11 +7,11 @@ from typing import Self
 
 from millstream.engine.generation.messages import Generated, PromptLogprobs, Tokens
 from millstream.engine.messages import Failed, RequestEvent
-from millstream.errors import BadRequest, EngineGone, MillstreamError, StepFailed
+from millstream.errors import MillstreamError
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.timing import RequestTimer
-from millstream.service.inbox import Inbox
+from millstream.service.inbox import Inbox, failure
 from millstream.service.ports import DeltaSink
 from millstream.types import Delta, FinishReason, Usage
 
@@ -151,10 +151,9 @@ class TextGeneration:
 
     def cancel(self, outcome: str = "cancelled") -> None:
         """Safe at any time and more than once: the engine ignores the ids of requests that have ended."""
-        self._engine.cancel(list(self._choices))
+        self._engine.close_inbox(list(self._choices), self._inbox)
         if not self._timer.has_ended:
             self._timer.ended(outcome, self.usage)
-        self._inbox.close()
         self._on_end()
 
     def _apply(self, event: RequestEvent) -> list[Delta]:
@@ -178,9 +177,7 @@ class TextGeneration:
                     self._skipped_tokens += event.usage.skipped_tokens
                 deltas = choice.finish(event.reason, event.usage.completion_tokens)
             case Failed():
-                if event.refused:
-                    raise BadRequest(event.message)
-                raise EngineGone(event.message) if event.gone else StepFailed(event.message)
+                raise failure(event)
         return deltas
 
     def _push(self, choice: Choice, event: Tokens) -> list[Delta]:

@@ -35,7 +35,6 @@ from millstream.service.generation.prepare import (
 from millstream.service.generation.prompt_echo import PromptEcho, prompt_logprobs
 from millstream.service.generation.timing import RequestTimer, RequestTimers
 from millstream.service.hub import ModelHub
-from millstream.service.inbox import Inbox
 from millstream.service.media.files import MediaFiles, RequestMedia
 from millstream.service.ports import Generation
 from millstream.service.unread_output import UnreadOutput
@@ -113,9 +112,8 @@ class TextGenerator:
             Choice(index, submit, model.tokenizer, parsing, continues=continues, prompt_echo=echo)
             for index, ((submit, parsing), echo) in enumerate(zip(planned, echoes, strict=True))
         ]
-        inbox = Inbox(self._unread, merge_tokens)
         timer.submitted(prompt_tokens, sum(len(prompt.media) for prompt in prompts))
-        model.engine.submit(submits, inbox)
+        inbox = model.engine.open_inbox(submits, self._unread, merge=merge_tokens)
         generation = TextGeneration(
             model.name,
             model.engine,

@@ -12,9 +12,9 @@ import numpy as np
 from millstream.engine.messages import Failed, Started
 from millstream.engine.speech.messages import Piece, Speak, SpeakMore, SpeechEnded, Spoken
 from millstream.engine.token_ids import check_token_ids
-from millstream.errors import BadRequest, EngineGone, MillstreamError, StepFailed
+from millstream.errors import MillstreamError
 from millstream.service.engine_client import EngineClient
-from millstream.service.inbox import Inbox
+from millstream.service.inbox import failure
 from millstream.service.speech.timing import SpeechTimer
 from millstream.service.unread_output import UnreadOutput
 from millstream.text.speech.script import Line
@@ -65,14 +65,8 @@ class Utterance:
         self._request_id = speak.request_id
         self._lines = lines
         self._timer = timer
-        self._inbox = Inbox(unread)
-        self._inbox.on_started = self._started
+        self._inbox = engine.open_inbox([speak], unread, on_started=self._started)
         self._inbox.on_overflow(lambda: self._engine.cancel([self._request_id]))
-        try:
-            engine.submit([speak], self._inbox)
-        except BaseException:
-            self._inbox.close()
-            raise
 
     @property
     def model(self) -> str:
@@ -114,9 +108,7 @@ class Utterance:
                         self._end("finished")
                         return
                     case Failed():
-                        if event.refused:
-                            raise BadRequest(event.message)
-                        raise EngineGone(event.message) if event.gone else StepFailed(event.message)
+                        raise failure(event)
 
     def _started(self, event: Started) -> None:
         self._timer.started()
@@ -124,5 +116,4 @@ class Utterance:
     def _end(self, outcome: str, error: MillstreamError | None = None) -> None:
         """Safe at any time and more than once."""
         self._timer.ended(outcome, self.usage, error)
-        self._engine.cancel([self._request_id])
-        self._inbox.close()
+        self._engine.close_inbox([self._request_id], self._inbox)

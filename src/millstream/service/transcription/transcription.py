@@ -9,9 +9,9 @@ from functools import partial
 
 from millstream.engine.messages import Failed, Started
 from millstream.engine.transcription.messages import AddWindows, Options, Transcribe, Transcribed, Window, WindowText
-from millstream.errors import BadRequest, EngineGone, MillstreamError, StepFailed
+from millstream.errors import MillstreamError
 from millstream.media.silence import has_speech
-from millstream.service.inbox import Inbox
+from millstream.service.inbox import Inbox, failure
 from millstream.service.transcription.model import TranscriptionModel
 from millstream.service.transcription.pieces import Piece, Pieces
 from millstream.service.transcription.timing import TranscriptionTimer
@@ -55,15 +55,9 @@ class WindowedTranscription:
         first = self._pieces.send_next()
         if first is None:
             return  # nobody speaks
-        inbox = Inbox(unread)
-        inbox.on_started = self._started
-        try:
-            submit = Transcribe(request_id, self._options, (self._window(first),), complete=False)
-            self._engine.submit([submit], inbox)
-        except BaseException:
-            inbox.close()
-            raise
-        self._request_id, self._inbox = request_id, inbox
+        submit = Transcribe(request_id, self._options, (self._window(first),), complete=False)
+        self._inbox = self._engine.open_inbox([submit], unread, on_started=self._started)
+        self._request_id = request_id
 
     async def __aiter__(self) -> AsyncIterator[Segment]:
         try:
@@ -85,8 +79,7 @@ class WindowedTranscription:
         """Safe at any time and more than once."""
         self._timer.ended("cancelled", self.usage)
         if self._inbox is not None:
-            self._engine.cancel([self._request_id])
-            self._inbox.close()
+            self._engine.close_inbox([self._request_id], self._inbox)
         self._release()
 
     async def _segments(self, inbox: Inbox) -> AsyncIterator[Segment]:
@@ -98,9 +91,7 @@ class WindowedTranscription:
                     case Transcribed():
                         return
                     case Failed():
-                        if event.refused:
-                            raise BadRequest(event.message)
-                        raise EngineGone(event.message) if event.gone else StepFailed(event.message)
+                        raise failure(event)
                 for segment in self._pieces.take_ready():
                     self._timer.delivered()
                     yield segment
