@@ -69,6 +69,15 @@ def test_states_that_carry_padding_on_get_neither_groups_nor_padded_chunks(tmp_p
     assert dict(layout.reasons)["group-prefill"] == "its prompts answer differently together than alone"
 
 
+def test_mamba_2_layers_are_told_where_a_padded_row_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mlx-lm's Nemotron-H does not tell them. Its states are wrong then, which hardly shows in its logits."""
+    folder = write_rare(tmp_path / "nemotron_h", "nemotron_h")
+    assert choose(folder).group_fill is not None
+    monkeypatch.setattr("millstream.backend.generation.layout_choice.chooser.tell_lengths", lambda model: 0)
+    untold = choose(folder)
+    assert dict(untold.reasons)["group-prefill"] == "its prompts answer differently together than alone"
+
+
 @pytest.mark.parametrize(
     ("family", "reason"),
     [

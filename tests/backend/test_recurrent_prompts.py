@@ -10,14 +10,20 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models import bailing_moe_linear, gated_delta, recurrent_gemma, rwkv7
+from mlx_lm.models import bailing_moe_linear, gated_delta, recurrent_gemma, rwkv7, ssm
 from mlx_lm.models.jamba import JambaMambaMixer
 from mlx_lm.models.jamba import ModelArgs as JambaArgs
 from mlx_lm.models.mamba import MambaBlock
 from mlx_lm.models.mamba import ModelArgs as MambaArgs
 
 from millstream.backend.layers import recurrent_prompts
-from millstream.backend.layers.recurrent_prompts import gated_delta_update, linear_attention, read_in_pieces, scan
+from millstream.backend.layers.recurrent_prompts import (
+    gated_delta_update,
+    linear_attention,
+    read_in_pieces,
+    scan,
+    told_lengths,
+)
 from support.rare import RARE
 
 PASSES = st.lists(st.integers(6, 70), min_size=1, max_size=3)
@@ -122,6 +128,25 @@ def test_scans(length: int, begun: bool, seed: int) -> None:
     state = mx.random.normal((2, 5)) if begun else None
     expected, _ = recurrent_gemma.rnn_scan(gain, decay, state)
     assert near(scan(decay, gain, state), expected)
+
+
+@given(lengths=st.lists(st.integers(1, 600), min_size=2, max_size=3), begun=st.booleans(), seed=st.integers(0, 99))
+@settings(max_examples=4, deadline=None)
+def test_states_of_mamba_2_end_with_their_rows(lengths: list[int], begun: bool, seed: int) -> None:
+    mx.random.seed(seed)
+    rows, columns = len(lengths), max(lengths)
+    x, step = mx.random.normal((rows, columns, 4, 8)), mx.random.normal((rows, columns, 4))
+    b, c = (mx.random.normal((rows, columns, 1, 16)) for _ in range(2))
+    rates, own, bias = (mx.random.normal((4,)) for _ in range(3))
+    state = mx.random.normal((rows, 4, 8, 16)) if begun else None
+    mask = mx.arange(columns) < mx.array(lengths)[:, None]
+    _, after = told_lengths(ssm.ssm_update, x, rates, b, c, own, step, bias, state, mask=mask)
+    for row, length in enumerate(lengths):
+        one = slice(row, row + 1), slice(0, length)
+        _, alone = ssm.ssm_update(
+            x[one], rates, b[one], c[one], own, step[one], bias, None if state is None else state[row : row + 1]
+        )
+        assert near(after[row : row + 1], alone)
 
 
 MAMBA = {"hidden_size": 16, "intermediate_size": 32, "state_size": 4, "conv_kernel": 4, "time_step_rank": 4}

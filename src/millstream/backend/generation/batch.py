@@ -9,6 +9,7 @@ import mlx.core as mx
 from llguidance import LLMatcher
 
 from millstream.backend.generation.caches.batch_caches import BatchCaches, MergedCaches
+from millstream.backend.generation.caches.mixed_caches import MixedCaches
 from millstream.backend.generation.caches.traced_step import TracedStep
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.mtp.passes import PassWatch
@@ -192,6 +193,12 @@ class Batch:
     def size(self) -> int:
         """Rows of a plain pass, including vacant ones."""
         return self._caches.size
+
+    def states(self, index: int) -> list[mx.array | None]:
+        """What the recurrent layers of a row keep. None of mlx-lm's own caches."""
+        if not isinstance(self._caches, MixedCaches):
+            return []
+        return [state for layer in self._caches.states.row(index) for state in layer.cache]
 
     @property
     def can_be_compiled(self) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
 
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
+from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.kernels.compiled import rehearse
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Prefill
@@ -34,7 +37,7 @@ class TwoRowTrial:
 
     def disagreement(self, layout: Layout, *, together: bool = False) -> float:
         """How far the logits of two rows together are from those of each alone, relative to their spread.
-        `together`: of prompts so alike in length that they share a pass."""
+        `together`: of prompts so alike in length that they share a pass; then their states count too."""
         self._rehearse(lambda: self._disagreement(layout, together))
         return self._disagreement(layout, together)
 
@@ -69,8 +72,7 @@ class TwoRowTrial:
         lengths = (25, 33) if together else (1, 9)
         prompts = [tuple(self._assembly.vocab_size // (2 + index) for index in range(length)) for length in lengths]
         batch, joined = self._joined(layout, prompts)
-        alone = [model(mx.array([prompt]), cache=new_row_caches(model))[0, -1] for prompt in joined]
-        return max(_distance(one, other) for one, other in zip(alone, batch.forward(), strict=False))
+        return _distance_from_alone(model, batch, joined, states=together)
 
     def _verification(self, layout: Layout, one_by_one: bool) -> float:
         """Of two rows the first keeps one token of three, then all of three; the second all, then two."""
@@ -117,8 +119,7 @@ class TwoRowTrial:
         mx.eval(prefiller.prefill(chunks))
         joined, rows = prefiller.take([1, 2])
         batch.join(joined, rows)
-        alone = [model(mx.array([submit.prompt]), cache=new_row_caches(model))[0, -1] for submit in joined]
-        return max(_distance(one, other) for one, other in zip(alone, batch.forward(), strict=False))
+        return _distance_from_alone(model, batch, [submit.prompt for submit in joined], states=True)
 
     def _joined(self, layout: Layout, prompts: list[tuple[int, ...]]) -> tuple[Batch, list[tuple[int, ...]]]:
         """A batch of rows with these prompts, and the prompts in the order of the rows."""
@@ -128,6 +129,19 @@ class TwoRowTrial:
         joined, rows = prefiller.take([submit.request_id for submit in submits])
         batch.join(joined, rows)
         return batch, [submit.prompt for submit in joined]
+
+
+def _distance_from_alone(model: Any, batch: Batch, prompts: Sequence[tuple[int, ...]], *, states: bool) -> float:
+    """Of the logits of a step, and perhaps of the states after it: logits may hardly show that a state was lost."""
+    worst = 0.0
+    for index, (prompt, logits) in enumerate(zip(prompts, batch.forward(), strict=False)):
+        caches = new_row_caches(model)
+        worst = max(worst, _distance(model(mx.array([prompt]), cache=caches)[0, -1], logits))
+        alone = [state for leaf in leaf_caches(caches) if isinstance(leaf, ArraysCache) for state in leaf.cache]
+        for one, other in zip(alone, batch.states(index) if states else [], strict=False):
+            far, size = (mx.linalg.norm(each.astype(mx.float32)) for each in (one - other, one))
+            worst = max(worst, float((far / mx.maximum(size, 1e-9)).item()))  # type: ignore[arg-type]
+    return worst
 
 
 def _distance(one: mx.array, other: mx.array) -> float:

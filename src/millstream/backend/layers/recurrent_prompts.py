@@ -21,6 +21,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models import ssm
 
 from millstream.backend.layers.patch_layers import patch_function
 
@@ -38,6 +39,32 @@ SAFE_LOG = -20.0
 of ten that float32 has."""
 
 _REACH = 4
+
+
+def tell_lengths(model: Any) -> int:
+    """Have Mamba 2 layers say where each row ends, as the mask of a padded pass does: mlx-lm's Nemotron-H does not, and
+    its shorter rows lose their states. Returns how many layers there are."""
+    theirs = ssm.ssm_update
+    return patch_function(model, "ssm_update", functools.partial(told_lengths, theirs), instead_of=theirs)
+
+
+def told_lengths(
+    theirs: Callable[..., tuple[mx.array, mx.array]],
+    x: mx.array,
+    A_log: mx.array,
+    B: mx.array,
+    C: mx.array,
+    D: mx.array,
+    dt: mx.array,
+    dt_bias: mx.array,
+    state: mx.array | None = None,
+    time_step_limit: tuple[float, float] = (0.001, 100.0),
+    mask: mx.array | None = None,
+    lengths: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """`lengths` of this pass: those of a prompt that is read in several would be wrong."""
+    lengths = lengths if mask is None else mask.sum(axis=-1)
+    return theirs(x, A_log, B, C, D, dt, dt_bias, state, time_step_limit, mask, lengths)
 
 
 def read_in_pieces(model: Any) -> int:

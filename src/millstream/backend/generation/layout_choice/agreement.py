@@ -31,8 +31,8 @@ class Trial(Protocol):
         ...
 
     def disagreement(self, layout: Layout, *, together: bool = False) -> float:
-        """How far the logits of two rows together are from those of each alone, relative to their size. `together`: of
-        rows whose prompts share a pass."""
+        """How far the logits of two rows together are from those of each alone, relative to their size. `together`: the
+        logits and states of rows whose prompts share a pass, if they may."""
         ...
 
     def verification(self, layout: Layout, *, one_by_one: bool = False) -> float:
@@ -65,13 +65,12 @@ def disagreement(trial: Trial, layout: Layout, other: Layout) -> str | None:
     return None if everywhere else "its rows answer differently together than alone"
 
 
-def rounding_limit(model: Any, trial: Trial, layout: Layout, *, together: bool = False) -> float:
+def rounding_limit(model: Any, trial: Trial, layout: Layout) -> float:
     """How far answers may be off in another layout, by how far they are in this one: deep models with large residuals
-    round so much in half precision that rows differ from themselves (Gemma 3: two of three tokens). Rounding of half
-    precision hides a state that carries on very little (Nemotron-H: 0.3 %)."""
-    if _is_single_precision(model):
-        return EXACT + 3 * trial.disagreement(layout)
-    return min(UNRELATED, max(AGREED, 2 * trial.disagreement(layout, together=together)))
+    round so much in half precision that rows differ from themselves (Gemma 3: two of three tokens). In logits it
+    would hide a state that carries on very little (Nemotron-H: 0.3 %), so states are compared too."""
+    alike = trial.disagreement(layout, together=True)
+    return EXACT + 3 * alike if _is_single_precision(model) else min(UNRELATED, max(AGREED, 2 * alike))
 
 
 def _is_single_precision(model: Any) -> bool:

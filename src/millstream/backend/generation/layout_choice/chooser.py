@@ -26,7 +26,7 @@ from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use
 from millstream.backend.layers.depthwise_conv import replace_depthwise
 from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections
-from millstream.backend.layers.recurrent_prompts import read_in_pieces
+from millstream.backend.layers.recurrent_prompts import read_in_pieces, tell_lengths
 
 KERNEL_SHARE, MLX_SHARE = (512, 256), (1024, 2)
 """How many tokens are worth sharing, and in how many pieces at most."""
@@ -43,6 +43,7 @@ class LayoutChooser:
         """Put the layers into the form that runs fastest on this device. Call it before they are evaluated."""
         subject, paths = self._subject, self._paths
         model, device = subject.model, subject.device
+        tell_lengths(model)
         if device.kind != "metal":  # where mlx-lm has kernels for them
             read_in_pieces(model)
         if not device.is_cpu:

@@ -36,7 +36,7 @@ class PromptPasses:
         padded = dataclasses.replace(layout, padded_chunks=wanted.padded_chunks)
         if wanted.padded_chunks and trouble_of(trial, padded) is None:
             limit = rounding_limit(self._model, trial, layout)
-            layout = padded if trial.disagreement(padded) <= limit else layout
+            layout = padded if trial.disagreement(padded, together=True) <= limit else layout
         if wanted.group_fill is None:
             return layout
         grouped = dataclasses.replace(layout, group_fill=wanted.group_fill)
@@ -70,7 +70,7 @@ class PromptPasses:
             return layout
         continuing = dataclasses.replace(layout, continues=True)
         try:
-            limit = rounding_limit(self._model, self._trial, layout, together=True)
+            limit = rounding_limit(self._model, self._trial, layout)
             return continuing if self._trial.continuation(continuing) <= limit else layout
         except ERRORS as error:
             log.info("Prompts of this model that continue a cached prefix do not share a pass: %s", error)
@@ -78,5 +78,5 @@ class PromptPasses:
 
     def _agree(self, layout: Layout, other: Layout) -> bool:
         """Whether prompts that share a pass answer alike in both layouts, but for rounding."""
-        limit = rounding_limit(self._model, self._trial, layout, together=True)
+        limit = rounding_limit(self._model, self._trial, layout)
         return self._trial.disagreement(other, together=True) <= limit
