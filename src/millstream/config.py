@@ -21,6 +21,10 @@ FAST_PATHS = {
 }
 """What `--disable` can turn off, one by one."""
 
+LAYOUTS = ("auto", "arena", "arena-built")
+"""How KV caches of rows are laid out. `arena`: in arenas with a position map, which take every kind of layer and need
+no kernel of ours; `arena-built`: the same, and each step is given to the device when the last one has been read."""
+
 FAST_PATH_ALIASES = {"turn": "mkl-layout", "products": "fused-matmul"}
 """Old names of fast paths. `--disable` still accepts them."""
 
@@ -144,6 +148,8 @@ class Settings:
     unpack: bool = True
     disabled: frozenset[str] = frozenset()
     """Fast paths that are turned off: keys of `FAST_PATHS`."""
+    layout: str = "auto"
+    """One of `LAYOUTS`."""
     cache_dir: Path | None = None
     memory: int | None = None
     """Memory budget of all models in bytes. None: each model may use what its device has free when it is loaded."""

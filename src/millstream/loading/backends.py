@@ -49,6 +49,7 @@ def generation_backend(source: ModelSource, settings: EngineSettings) -> Generat
             max_rows=settings.max_batch,
             unpack=settings.unpack,
             disabled=settings.disabled,
+            layout=settings.layout,
             blas=blas,
             kv_bits=settings.kv_bits,
             cache_limit=settings.cache_limit,

@@ -31,6 +31,8 @@ class EngineSettings:
     unpack: bool = True
     disabled: frozenset[str] = frozenset()
     """Fast paths to leave out: see `config.FAST_PATHS`."""
+    layout: str = "auto"
+    """One of `config.LAYOUTS`."""
     kv_bits: int = 0
     cache_limit: int | None = None
     """Bytes of freed memory that MLX may hold for reuse. None for MLX's default."""
@@ -58,6 +60,7 @@ def engine_settings(settings: Settings, spec: ModelSpec) -> EngineSettings:
         shares_cores=len(settings.specs) > 1,
         unpack=settings.unpack,
         disabled=settings.disabled,
+        layout=settings.layout,
         kv_bits=kv_bits(settings, spec),
         cache_limit=None if memory is None else memory // 10,
         feature_bytes=FEATURE_BYTES if memory is None else min(FEATURE_BYTES, memory // 20),

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from millstream.backend.generation.arena.caches import ArenaCaches
+from millstream.backend.generation.arena.prefiller import ArenaPrefiller
+from millstream.backend.generation.arena.rows import Rows
 from millstream.backend.generation.batch import Batch
 from millstream.backend.generation.caches.batch_caches import (
     MergedCaches,
@@ -74,6 +77,9 @@ class Assembly:
 
     def make(self, layout: Layout, store: PrefixStore) -> tuple[Batch, Prefiller]:
         """A batch without rows, and the prefiller whose rows it takes."""
+        if layout.caches == "arena":
+            self._slabs = None
+            return self._batch(layout, ArenaCaches(self._new_rows())), self._arena_prefiller(layout, store)
         if layout.caches == "merged":
             self._slabs = None
             return self._batch(layout, MergedCaches()), self._single_prefiller(store)
@@ -154,6 +160,21 @@ class Assembly:
     def _single_prefiller(self, store: PrefixStore) -> Prefiller:
         prefill_media = self._encoder.prefill if self._encoder is not None else None
         return SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self.mtp, layers=self._layers)
+
+    def _new_rows(self) -> Rows:
+        return Rows(new_row_caches(self.model))
+
+    def _arena_prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
+        prefill_media = self._encoder.prefill if self._encoder is not None else None
+        return ArenaPrefiller(
+            self.model,
+            self._new_rows,
+            SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self.mtp),
+            store,
+            pads=layout.pads_states,
+            min_length_ratio=layout.group_fill or 1.0,
+            watch=self.mtp,
+        )
 
     def _mixed_prefiller(self, layout: Layout, store: PrefixStore) -> Prefiller:
         return MixedPrefiller(

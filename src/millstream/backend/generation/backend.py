@@ -87,7 +87,9 @@ class MlxGenerationBackend(MlxBackend):
         progress = WarmupProgress(report, runs=RUNS if compiles else 0)
         loaded = self._loaded = loader.load(weights, progress, self._describe_device())
         self._speculating = Speculating(loaded.drafting.drafts)
-        self._decoder = Decoder(self._speculating, loaded.facts.widest_pass, loaded.drafting.model_drafter)
+        self._decoder = Decoder(
+            self._speculating, loaded.facts.widest_pass, loaded.drafting.model_drafter, queued=loaded.layout.queued
+        )
         self.reset()
         if compiles:
             warm_up_model(self, loaded, device, phases, progress)

@@ -41,12 +41,20 @@ class Launched:
         tokens: mx.array,
         logprobs: PendingLogprobs | None,
         letter: Letter | None = None,
+        due: Sequence[mx.array] = (),
     ) -> None:
-        """`letter`: where the tokens are for the host, once they are computed."""
+        """`letter`: where the tokens are for the host, once they are computed. `due`: what `start` evaluates."""
+        self._due = due
         self._ids = ids
         self._tokens = tokens
         self._logprobs = logprobs
         self._letter = letter
+
+    def start(self) -> None:
+        """Have the device begin, if it was to wait for this."""
+        if self._due:
+            mx.async_eval(self._due)  # type: ignore[no-untyped-call]
+        self._due = ()
 
     def read(self, ids: set[int]) -> list[RowOutput]:
         """Wait for the step. Returns its tokens for the rows among `ids`."""
@@ -337,8 +345,9 @@ class Batch:
         slots = {row.request_id: slot for slot, row in enumerate(self._rows) if row is not None}
         return self._guides.advance(rows, slots)
 
-    def launch(self, logits: mx.array, mask: TokenMask | None = None) -> Launched:
-        """The second half: sample. Returns without waiting; the tokens feed the next step on the device."""
+    def launch(self, logits: mx.array, mask: TokenMask | None = None, *, later: bool = False) -> Launched:
+        """The second half: sample. Returns without waiting; the tokens feed the next step on the device. `later`: the
+        device begins with `Launched.start`."""
         penalised = self._minimum(self._penalties.apply(logits), self._positions)
         letter = None
         if mask is None:
@@ -353,8 +362,10 @@ class Batch:
         logprobs = self._probe(logits, tokens) if self._probe else None
         self._inputs = tokens
         self._next.clear()
-        mx.async_eval(tokens, self._positions, *(logprobs.arrays if logprobs else ()))  # type: ignore[no-untyped-call]
-        return Launched(self._ids, tokens, logprobs, letter)
+        arrays = [tokens, self._positions, *(logprobs.arrays if logprobs else ()), *self._due.take_with_step()]
+        if not later:
+            mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+        return Launched(self._ids, tokens, logprobs, letter, arrays if later else ())
 
     def _rows_changed(self) -> None:
         """Rebuild what depends on the rows: once per change, not per step."""

@@ -56,8 +56,12 @@ class Decoder:
         speculating: Speculating,
         widest_pass: Callable[[int], int | None] = lambda rows: None,
         model_drafter: ModelDrafter | None = None,
+        *,
+        queued: bool = True,
     ) -> None:
-        """`widest_pass`: see `GenerationFacts`."""
+        """`widest_pass`: see `GenerationFacts`. `queued`: a step is given to the device before the last one is read;
+        otherwise it is built before, and given to the device then."""
+        self._queued = queued
         self._speculating = speculating
         self._widest_pass = widest_pass
         self._model_drafter = model_drafter
@@ -78,9 +82,13 @@ class Decoder:
             return decoding
         logits = batch.forward()
         if not batch.guided:
-            decoding.launched = batch.launch(logits)
+            decoding.launched = batch.launch(logits, later=not self._queued)
+            if not self._queued:
+                decoding.rows = self._read(batch) if decoding.rows is None else decoding.rows
+                decoding.launched.start()
             return decoding
-        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        if self._queued:
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
         unread = decoding.rows is None
         rows = decoding.rows = self._read(batch) if decoding.rows is None else decoding.rows
         mask, failed = batch.guide(rows if unread else ())

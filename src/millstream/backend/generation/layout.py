@@ -16,10 +16,10 @@ AttentionKind = Literal["mlx-lm", "cpu", "kernels", "packed"]
 class Layout:
     """What was chosen for one model, and why."""
 
-    caches: Literal["classes", "slots", "mixed", "merged"]
+    caches: Literal["classes", "slots", "mixed", "merged", "arena"]
     """Length classes for full attention; slots in one rectangle if its layers have attention of their own; for models
     with sliding windows or recurrent layers, length classes, rings and states (mixed), or mlx-lm's caches for all
-    layers (merged)."""
+    layers (merged). If they were asked for: arenas with a position map, for layers of every kind."""
     attention: AttentionKind
     """The attention that the layers call when rows decode."""
     slot_policy: SlotPolicy = exact
@@ -44,6 +44,11 @@ class Layout:
     """Prompts that continue the same cached prefix share a pass."""
     padded_chunks: bool = False
     """True if chunks are padded to one of a few lengths."""
+    pads_states: bool = True
+    """True if prompts of unequal lengths share a pass: states end where their row does."""
+    queued: bool = True
+    """True if a decode step is given to the device before the last one is read; else it is built before, and given to
+    the device then, so that it writes in place."""
     sampling_kernel: bool = False
     compiled_step: bool = False
     """True if a step's forward pass is one compiled function, where its caches can be traced."""

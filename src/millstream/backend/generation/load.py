@@ -186,7 +186,7 @@ class ModelLoader:
     @property
     def _keeps_packed(self) -> bool:
         """True if our kernels compute with quantised weights as they are."""
-        if self._device.kind != "cuda" or not supported_here():
+        if self._device.kind != "cuda" or not supported_here() or self._settings.layout != "auto":
             return False
         return self._settings.disabled.isdisjoint({"kernel", "fused-matmul", "packed-matmul"})
 

@@ -40,6 +40,8 @@ class GenerationSettings:
     """The fewest tokens that a row shares with the prefix cache; 0: it shares none. None: what suits the device."""
     like_gpu: bool = False
     """Use slots and grouped prefill as on a GPU, whatever the device, so that the CPU can test them."""
+    layout: str = "auto"
+    """One of `config.LAYOUTS`."""
     spec_prefill: SpecPrefillSettings | None = None
     """Read long prompts in part, as a draft model chooses. None: read all of them."""
     grammars: Compiler | None = None

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from millstream.backend.generation.arena.trial import takes_padding
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch
 from millstream.backend.generation.caches.batch_caches import new_row_caches
@@ -51,6 +52,10 @@ class TwoRowTrial:
         """How far the logits of two rows that continue a cached prefix in one pass are from those of each alone."""
         self._rehearse(lambda: self._continuation(layout))
         return self._continuation(layout)
+
+    def takes_padding(self) -> bool:
+        """Whether states of rows in arenas end where their row does, in a pass that goes on."""
+        return takes_padding(self._assembly.model, self._assembly.vocab_size)
 
     def _rehearse(self, work: Callable[[], object]) -> None:
         rehearse(work)

@@ -9,7 +9,7 @@ from millstream.cli import toml_tables as toml
 from millstream.cli.arguments import fast_path
 from millstream.cli.serve_options.option import Option
 from millstream.cli.serve_options.values import MILLISECONDS, SWITCH, TIME, Value, choice, integer, listed
-from millstream.config import FAST_PATHS
+from millstream.config import FAST_PATHS, LAYOUTS
 
 ISOLATION = ("auto", "thread", "process")
 _POLICIES = ("queue", "fail-fast")
@@ -91,5 +91,11 @@ FAST = (
         setting="disabled",
         to_field=frozenset,
         own_default=(),
+    ),
+    Option(
+        "layout",
+        choice(*LAYOUTS),
+        "an experiment: keep keys and values of all rows in arenas with a position map, without kernels; arena-built: "
+        "give each step to the device when the last one is read",
     ),
 )

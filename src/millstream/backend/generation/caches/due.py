@@ -27,12 +27,21 @@ class Due:
 
     def __init__(self) -> None:
         self._arrays: list[mx.array] = []
+        self._with_step: list[mx.array] = []
         self._held: list[object] = []
         self.rounds = 0
         """How often something was sent."""
 
     def add(self, *arrays: mx.array) -> None:
         self._arrays += arrays
+
+    def with_step(self, *arrays: mx.array) -> None:
+        """What a step computes besides its tokens, and the next one may not read: it is evaluated with the tokens."""
+        self._with_step = list(arrays)
+
+    def take_with_step(self) -> list[mx.array]:
+        found, self._with_step = self._with_step, []
+        return found
 
     def hold(self, *things: object) -> None:
         """Keep what kernels read behind MLX's back until they are launched: their memory is not given to others."""

@@ -44,6 +44,10 @@ class Trial(Protocol):
         """How far the logits of two rows that continue a cached prefix in one pass are from those of each alone."""
         ...
 
+    def takes_padding(self) -> bool:
+        """Whether states of rows in arenas end where their row does, in a pass that goes on."""
+        ...
+
 
 def trouble_of(trial: Trial, layout: Layout) -> str | None:
     """Why two rows cannot run in this layout: some models cannot take a batch although their caches can."""

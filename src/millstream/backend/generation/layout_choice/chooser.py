@@ -16,6 +16,7 @@ from millstream.backend.generation.layers.narrow_rope import use_narrow_rope
 from millstream.backend.generation.layers.step_rope import use_step_rope
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.layout_choice.agreement import AGREED, ERRORS, Trial, disagreement
+from millstream.backend.generation.layout_choice.arena import arena_layout
 from millstream.backend.generation.layout_choice.plain_cache import PlainCache
 from millstream.backend.generation.layout_choice.prompt_passes import PromptPasses
 from millstream.backend.generation.layout_choice.quantised_cache import quantised_cache
@@ -70,6 +71,9 @@ class LayoutChooser:
         self._paths.decline_by_device()
         subject, passes = self._subject, PromptPasses(self._subject, trial)
         state_trouble = None
+        if subject.settings.layout != "auto" and (arena := arena_layout(subject, trial)) is not None:
+            no_drafts = self._no_drafts(arena, state_trouble, trial)
+            return dataclasses.replace(arena, reasons=self._paths.reasons, no_drafts=no_drafts)
         if subject.settings.kv_bits:
             layout = quantised_cache(subject, trial)
         else:
@@ -106,6 +110,8 @@ class LayoutChooser:
         """Why rows cannot verify drafts; None if they can."""
         if layout.caches == "slots":
             return "its KV caches take one token per row and step"
+        if layout.caches == "arena" and state_trouble is not None:
+            return state_trouble
         if layout.caches == "merged":
             plain = fits_slots(new_row_caches(self._subject.model))
             return None if plain else "its KV caches cannot forget tokens that a row does not keep"

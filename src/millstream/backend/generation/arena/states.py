@@ -1,0 +1,47 @@
+"""The states of recurrent and convolution layers: an array for each entry of a layer, a row of it for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+
+class States:
+    """Owner only. One layer's. None: nothing was written yet, which is the same as zeros."""
+
+    def __init__(self, entries: int, rows: int = 0) -> None:
+        self.entries: list[mx.array | None] = [None] * entries
+        self.rows = rows
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [each for each in self.entries if each is not None]
+
+    def take(self, keep: Sequence[int]) -> None:
+        chosen = mx.array(list(keep), dtype=mx.int32)
+        self.entries = [None if each is None else each[chosen] for each in self.entries]
+        self.rows = len(keep)
+
+    def join(self, other: States | None, rows: Sequence[int]) -> None:
+        """Append rows of another batch; None: new ones."""
+        whole = other is not None and list(rows) == list(range(other.rows))
+        chosen = None if whole else mx.array(list(rows), dtype=mx.int32)
+
+        def joined(held: mx.array | None, source: mx.array | None) -> mx.array | None:
+            like = held if source is None else source
+            if like is None:
+                return None
+            if source is None:
+                source = mx.zeros((len(rows), *like.shape[1:]), dtype=like.dtype)
+            elif chosen is not None:
+                source = source[chosen]
+            if not self.rows:
+                return source
+            if held is None:
+                held = mx.zeros((self.rows, *like.shape[1:]), dtype=like.dtype)
+            return mx.concatenate([held, source])
+
+        theirs = [None] * len(self.entries) if other is None else other.entries
+        self.entries = [joined(held, source) for held, source in zip(self.entries, theirs, strict=True)]
+        self.rows += len(rows)

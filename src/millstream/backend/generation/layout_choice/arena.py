@@ -1,0 +1,47 @@
+"""Arenas for layers of every kind, if they were asked for and a trial of two rows gives the right answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from millstream.backend.generation.arena.rows import misfit
+from millstream.backend.generation.caches.batch_caches import new_row_caches
+from millstream.backend.generation.caches.widths import exact
+from millstream.backend.generation.layout import Layout
+from millstream.backend.generation.layout_choice.agreement import AGREED, ERRORS, Trial
+from millstream.backend.generation.layout_choice.subject import Subject
+
+log = logging.getLogger(__name__)
+
+
+def arena_layout(subject: Subject, trial: Trial) -> Layout | None:
+    """None, with the reason in the log, if this model does not run in arenas."""
+    layout = dataclasses.replace(
+        subject.draft(),
+        caches="arena",
+        slot_policy=exact,
+        padded_chunks=False,
+        queued=subject.settings.layout != "arena-built",
+    )
+    trouble = _not_served(subject) or misfit(new_row_caches(subject.model))
+    if trouble is None:
+        try:
+            layout = dataclasses.replace(layout, pads_states=trial.takes_padding())
+            trial.two_rows(layout)
+            if trial.disagreement(layout) > AGREED:
+                trouble = "its rows answer differently together than alone"
+        except ERRORS as error:
+            trouble = str(error) or type(error).__name__
+    if trouble is None:
+        for name in ("slots", "kernel", "fused-matmul", "packed-matmul", "compiled-step"):
+            subject.paths.decline(name, "arenas")
+        return layout
+    log.warning("This model does not run in arenas: %s", trouble)
+    return None
+
+
+def _not_served(subject: Subject) -> str | None:
+    if subject.settings.kv_bits:
+        return "quantised keys and values are in length classes"
+    return None
