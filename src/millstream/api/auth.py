@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,6 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millstream.errors import Unauthorized
 
 OPEN_PATH = "/health"
+
+OWNER = "millstream.owner"
+"""Key of the ASGI scope: see `owner_of`."""
 
 KEY_PROTOCOL = b"openai-insecure-api-key."
 """Begin of a WebSocket subprotocol: browsers can send a key in no other way."""
@@ -36,7 +40,9 @@ class ApiKeys:
 
     def _check(self, scope: Scope) -> None:
         sent = list(sent_keys(scope))
-        if any(self._is_key(key) for key in sent):
+        valid = next((key for key in sent if self._is_key(key)), None)
+        if valid is not None:
+            scope[OWNER] = hashlib.sha256(b"millstream owner\0" + valid).hexdigest()
             return
         if sent:
             raise Unauthorized(f"The API key is not valid. {_HINT}")
@@ -50,6 +56,13 @@ class ApiKeys:
         for key in self._keys:
             found |= hmac.compare_digest(sent, key)
         return found
+
+
+def owner_of(scope: Scope) -> str:
+    """Whose request this is: a hash of its API key, of the first one if it has two. "" on a server without keys, and
+    where a request needs none. What a request leaves behind that has an id belongs to its owner alone."""
+    owner: str = scope.get(OWNER, "")
+    return owner
 
 
 def _is_open(scope: Scope) -> bool:

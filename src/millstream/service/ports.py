@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from millstream.model_facts import ModelCard
@@ -268,7 +268,12 @@ class ModelService(Protocol):
 
 
 class Seal(Protocol):
-    """Text that clients hold for the server, such as reasoning: only this server can read or make it."""
+    """Text that clients hold for the server, such as reasoning: only this server can read or make it, and only for the
+    owner for whom it was made."""
+
+    def of(self, owner: str) -> Seal:
+        """The seal of this owner; "" is for all whom the server does not tell apart."""
+        ...
 
     def seal(self, text: str) -> str:
         """The text, encrypted and signed, as URL-safe base64."""
@@ -281,6 +286,11 @@ class Seal(Protocol):
 
 class RecordStore(Protocol):
     """Bounded, expiring storage of what clients may ask for again, such as stored responses."""
+
+    def of(self, owner: str) -> RecordStore:
+        """The records of this owner; "" is for all whom the server does not tell apart. Those of others do not exist
+        there."""
+        ...
 
     async def put(self, key: str, record: bytes) -> None:
         """Stores or replaces a record. The least recently used ones give way."""
@@ -434,3 +444,7 @@ class Services:
     records: RecordStore
     tool_servers: ToolServers
     state: ServerState
+
+    def of(self, owner: str) -> Services:
+        """The same services, for what this owner alone may read or find again."""
+        return replace(self, seal=self.seal.of(owner), records=self.records.of(owner))

@@ -13,6 +13,7 @@ from millstream.api.anthropic.render import MessageRenderer
 from millstream.api.anthropic.requests import count_request, messages_request
 from millstream.api.anthropic.response_schema import AnthropicHello, AnthropicMessage, AnthropicTokenCount
 from millstream.api.anthropic.schema import CountRequest, MessagesRequest
+from millstream.api.auth import owner_of
 from millstream.api.body import read_body
 from millstream.api.disconnect import DEPARTURE, WhileConnected
 from millstream.api.error_docs import ANY_REQUEST
@@ -41,11 +42,12 @@ _HELLO = documented(AnthropicHello, "The server is up.", errors=ERRORS.reference
 
 def routes(responder: Responder) -> APIRouter:
     router = APIRouter(tags=["messages"], default_response_class=Response)
-    seal, generation = responder.services.seal, responder.services.generation
+    generation = responder.services.generation
     hosted = HostedTools("Anthropic")
 
     @router.post("/v1/messages", summary="Continue a conversation (Anthropic)", openapi_extra=_MESSAGES)
     async def messages(request: Request) -> Response:
+        seal = responder.services.seal.of(owner_of(request.scope))
         parsed = await read_body(request, partial(messages_request, seal=seal))
         hosted.tell(parsed.left_out)
         renderer = partial(MessageRenderer, seal=seal, options=parsed.options)
@@ -53,6 +55,7 @@ def routes(responder: Responder) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation", openapi_extra=_COUNT)
     async def count_tokens(request: Request) -> Response:
+        seal = responder.services.seal.of(owner_of(request.scope))
         parsed = await read_body(request, partial(count_request, seal=seal))
         async with WhileConnected(request.receive, request.scope.get(DEPARTURE)):
             count = await generation.count_tokens(parsed)

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from millstream.service.store.folder import RecordFolder
+from millstream.service.store.owned import OwnedRecords
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,9 @@ class RecordFiles:
         self._folder = folder
         self._worker = worker
         worker.submit(self._scan)
+
+    def of(self, owner: str) -> OwnedRecords:
+        return OwnedRecords(self, owner)
 
     async def put(self, key: str, record: bytes) -> None:
         await self._run(lambda: self._folder.put(key, record), None)

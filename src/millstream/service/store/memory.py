@@ -7,6 +7,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from millstream.service.store.owned import OwnedRecords
+
 log = logging.getLogger(__name__)
 
 
@@ -19,6 +21,9 @@ class MemoryRecords:
         self._clock = clock
         self._records: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._bytes = 0
+
+    def of(self, owner: str) -> OwnedRecords:
+        return OwnedRecords(self, owner)
 
     async def put(self, key: str, record: bytes) -> None:
         self._drop(key)

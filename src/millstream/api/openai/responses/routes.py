@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Request
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
+from millstream.api.auth import owner_of
 from millstream.api.body import read_body
 from millstream.api.errors import json_response
 from millstream.api.hosted_tools import HostedTools
@@ -30,6 +31,7 @@ from millstream.api.openai.responses.send import (
 from millstream.api.openai.responses.stored import StoredResponses
 from millstream.api.response import Responder
 from millstream.errors import BadRequest
+from millstream.service.ports import Services
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +57,14 @@ ResponseId = Annotated[
 
 
 class Responses:
-    """Stored and running responses, as the routes see them."""
+    """The stored and running responses of one owner, as the routes see them."""
 
-    def __init__(self, responder: Responder) -> None:
+    def __init__(self, responder: Responder, services: Services, hosted: HostedTools) -> None:
         self._responder = responder
-        self._services = responder.services
-        self._stored = StoredResponses(responder.services.records)
+        self._services = services
+        self._stored = StoredResponses(services.records)
         self._runs = BackgroundRuns(responder.background, self._stored, encoded)
-        self._hosted = HostedTools("OpenAI")
+        self._hosted = hosted
 
     async def create(self, http: Request) -> Response:
         request, plan = await read_body(http, partial(response_plan, seal=self._services.seal))
@@ -127,35 +129,43 @@ class Responses:
 
 def routes(responder: Responder) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["responses"], default_response_class=Response)
-    responses = Responses(responder)
+    hosted = HostedTools("OpenAI")
+    owned: dict[str, Responses] = {}
+
+    def responses_of(request: Request) -> Responses:
+        """There are as many owners as API keys."""
+        owner = owner_of(request.scope)
+        if owner not in owned:
+            owned[owner] = Responses(responder, responder.services.of(owner), hosted)
+        return owned[owner]
 
     @router.post("/responses", summary="Respond to an input", openapi_extra=docs.CREATE)
     async def create_response(request: Request) -> Response:
-        return await responses.create(request)
+        return await responses_of(request).create(request)
 
     @router.post("/responses/input_tokens", summary="Count the tokens of an input", openapi_extra=docs.COUNT)
     async def count_input_tokens(request: Request) -> Response:
-        return await responses.count(request)
+        return await responses_of(request).count(request)
 
     @router.get(
         "/responses/{response_id:response_id}", summary="Retrieve a stored response", openapi_extra=docs.RETRIEVE
     )
     async def retrieve_response(response_id: ResponseId, request: Request) -> Response:
-        return await responses.retrieve(response_id, request)
+        return await responses_of(request).retrieve(response_id, request)
 
     @router.delete(
         "/responses/{response_id:response_id}", summary="Delete a stored response", openapi_extra=docs.DELETE
     )
-    async def delete_response(response_id: ResponseId) -> Response:
-        return await responses.delete(response_id)
+    async def delete_response(response_id: ResponseId, request: Request) -> Response:
+        return await responses_of(request).delete(response_id)
 
     @router.post(
         "/responses/{response_id:response_id}/cancel",
         summary="Cancel a background response",
         openapi_extra=docs.CANCEL,
     )
-    async def cancel_response(response_id: ResponseId) -> Response:
-        return await responses.cancel(response_id)
+    async def cancel_response(response_id: ResponseId, request: Request) -> Response:
+        return await responses_of(request).cancel(response_id)
 
     @router.get(
         "/responses/{response_id:response_id}/input_items",
@@ -163,6 +173,6 @@ def routes(responder: Responder) -> APIRouter:
         openapi_extra=docs.INPUT_ITEMS,
     )
     async def list_input_items(response_id: ResponseId, request: Request) -> Response:
-        return await responses.input_items(response_id, request)
+        return await responses_of(request).input_items(response_id, request)
 
     return router
