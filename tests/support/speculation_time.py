@@ -116,9 +116,17 @@ class Machine:
             row.done += 1 + accepted
             gained += 1 + accepted
         seconds = PLAIN * self._cost(len(rows), length) * self._draw.uniform(1 - self._noise, 1 + self._noise)
-        self.seconds += seconds + PLAIN * self._lost * (length > 1)
+        took = seconds + PLAIN * self._lost * (length > 1)
+        self.seconds += took
+        tokens = gained / len(rows)
         self.depth.observe(
-            outcomes, guessed=guessed, length=length, rows=len(rows), tokens=gained / len(rows), seconds=seconds
+            outcomes,
+            guessed=guessed,
+            length=length,
+            rows=len(rows),
+            tokens=tokens,
+            seconds=seconds,
+            wall=(tokens, took),
         )
 
     def _draft(self, row: Row, count: int) -> list[bool]:

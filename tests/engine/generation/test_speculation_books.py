@@ -200,9 +200,11 @@ def test_steps_with_other_work_say_nothing_about_costs() -> None:
         def __init__(self) -> None:
             super().__init__(("known",))
             self.seconds: list[float | None] = []
+            self.walls: list[tuple[float, float] | None] = []
 
         def observe(self, outcomes, **told) -> None:  # type: ignore[no-untyped-def]
             self.seconds.append(told["seconds"])
+            self.walls.append(told["wall"])
 
     depth = Noting()
     subject = started(Generate(1, (1, 2), 50), depth)
@@ -214,6 +216,7 @@ def test_steps_with_other_work_say_nothing_about_costs() -> None:
         subject.advance(plan, StepResult(rows), 0.25)
     # Prefill; join; first without rows; quiet; prefill of the second; join of the second; after it.
     assert depth.seconds == [None, None, None, 0.25, None, None, None]
+    assert depth.walls == [None, None, None, (1.0, 0.25), None, None, None]
 
 
 @pytest.mark.parametrize("waited", [False, True])

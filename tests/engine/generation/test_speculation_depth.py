@@ -8,8 +8,8 @@ import pytest
 
 from millstream.engine.generation.speculation.choice import PAYS, Odds, Outcome, best_length, tokens_of_draft
 from millstream.engine.generation.speculation.cost import StepCosts
-from millstream.engine.generation.speculation.depth import MOST_CREDIT, SpeculationDepth
 from millstream.engine.generation.speculation.depth import PLAIN as PLAIN_CHOICE
+from millstream.engine.generation.speculation.depth import SpeculationDepth
 from millstream.engine.generation.speculation.lengths import LENGTHS
 from support.speculation_time import COPY, NO_DRAFTS, PROSE, Kind, Machine, Row
 
@@ -59,7 +59,22 @@ def test_a_draft_model_that_does_not_pay_is_parked(rate: float, rows: int, slope
 @pytest.mark.parametrize(("slope", "least"), [(0.02, 4.5), (0.15, 2.7), (0.4, 1.5)])
 @pytest.mark.parametrize("rows", ROWS)
 def test_good_drafts_pay(rows: int, slope: float, least: float) -> None:
-    assert run([[(40, PROSE), (700, COPY)]] * rows, slope).gain > least
+    """With many rows plain steps come first."""
+    assert run([[(40, PROSE), (700, COPY)]] * rows, slope).gain > least * (0.95 if rows > 8 else 1)
+
+
+@pytest.mark.parametrize("lost", [0.3, 1.0])
+@pytest.mark.parametrize("rows", [4, 32])
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.97])
+def test_what_a_pass_loses_around_itself_counts(rate: float, rows: int, lost: float) -> None:
+    """The wait for the step before, and the next step, which nothing overlaps: the pass by itself does not show them.
+    Passes that by themselves gain a quarter gave two thirds of plain steps."""
+    subject = Machine(
+        SpeculationDepth(DRAFTERS), lambda rows, length: 1 + 0.2 * (length - 1), lost_overlap=lost, seed=rows
+    )
+    for number in range(2):
+        subject.run([Row(100 * number + row, [(256, Kind(0.9, rate))]) for row in range(rows)])
+        assert subject.gain > (1.8 if rate > 0.9 else 0.98)
 
 
 @pytest.mark.parametrize("slope", [0.02, 0.15, 0.4])
@@ -202,12 +217,6 @@ def test_figures_count_what_was_verified_by_drafter() -> None:
     assert figures.drafters == (("grammar", 4, 3), ("prediction", 0, 0), ("prompt-lookup", 0, 0))
 
 
-def test_the_credit_never_grows_beyond_its_limit() -> None:
-    """Else an hour of edits would pay for a minute of losses."""
-    subject = run([[(2000, COPY)]], 0.02)
-    assert subject.depth._credit <= MOST_CREDIT
-
-
 def test_the_best_pass_is_the_best_of_all() -> None:
     """Against every length by itself; drafts may be shorter than what was asked for."""
     draw = random.Random(1)
@@ -302,7 +311,7 @@ def test_short_matches_have_rates_of_their_own() -> None:
     assert best_length(odds, 1, {1: ("prompt-lookup", 16)}) == 1
 
 
-def test_rows_whose_drafts_come_to_nothing_are_asked_for_a_hundredth_of_the_time() -> None:
+def test_rows_whose_drafts_come_to_nothing_are_hardly_asked() -> None:
     """They once had some that were right, and have none now."""
     subject = SpeculationDepth(("known",))
     rows: dict[int, tuple[str, ...]] = dict.fromkeys(range(8), ("known",))
@@ -314,7 +323,7 @@ def test_rows_whose_drafts_come_to_nothing_are_asked_for_a_hundredth_of_the_time
         asking = 100e-6 if subject.choose(rows, 8).depth else 0.0
         subject.observe([], rows=8, seconds=0.001, asking=asking)
         asked, steps = asked + asking, steps + 0.001
-    assert 0.005 * steps < asked < 0.015 * steps
+    assert 0.0025 * steps < asked < 0.008 * steps
     subject.observe([Outcome(row, "known", 2, 2) for row in rows], length=3, rows=8, tokens=3.0, seconds=0.001)
     assert subject.choose(rows, 8).depth, "where drafts pay, they are asked for in every step"
 

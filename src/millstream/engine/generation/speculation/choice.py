@@ -40,16 +40,17 @@ def best_length(odds: Odds, rows: int, drafts: Mapping[int, tuple[str, int]]) ->
     """Tokens per row of the pass that gives the most; 1: a plain step. `rows` of the pass; `drafts`: for those that
     have one, its source and how many tokens it has."""
     rate_of = {(row, source): rate for row, source, rate in odds.rates}
-    return _best(odds.costs, rows, [(rate_of.get((row, by), 0.0), count) for row, (by, count) in drafts.items()])
+    return _best(odds.costs, rows, [(rate_of.get((row, by), 0.0), count) for row, (by, count) in drafts.items()])[0]
 
 
-def best_if_drafted(costs: Sequence[tuple[int, float]], rows: int, rates: Iterable[float]) -> int:
-    """The same if every row with a rate has a draft that is as long as it may be."""
+def best_if_drafted(costs: Sequence[tuple[int, float]], rows: int, rates: Iterable[float]) -> tuple[int, float]:
+    """The same if every row with a rate has a draft that is as long as it may be; and how many times as many tokens per
+    second it gives."""
     longest = costs[-1][0] if costs else 1
     return _best(costs, rows, [(rate, longest) for rate in rates])
 
 
-def _best(costs: Iterable[tuple[int, float]], rows: int, drafts: Sequence[tuple[float, int]]) -> int:
+def _best(costs: Iterable[tuple[int, float]], rows: int, drafts: Sequence[tuple[float, int]]) -> tuple[int, float]:
     best, best_gain = 1, PAYS
     for length, cost in costs:
         if (rows + len(drafts) * (length - 1)) < rows * cost * best_gain:
@@ -57,4 +58,4 @@ def _best(costs: Iterable[tuple[int, float]], rows: int, drafts: Sequence[tuple[
         gained = sum(tokens_of_draft(rate, min(count, length - 1)) for rate, count in drafts)
         if (gain := (rows + gained) / (rows * cost)) >= best_gain:
             best, best_gain = length, gain
-    return best
+    return best, best_gain

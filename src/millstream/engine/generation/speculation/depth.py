@@ -1,11 +1,12 @@
 """Decides whether the rows of a step speculate: where it pays, and nearly not at all where it does not.
 
-Three things are learned: how often each drafter is right for each row, what passes cost by their length, and what
-speculation has gained or lost so far. Drafts that cost no forward pass are also compared with what plain steps give, so
-their worth is known before any pass verifies one: a row that begins to repeat its prompt speculates after a few tokens,
-and prose never does. All other trials are paid from a **credit**: every step adds a hundredth of a plain step to it,
-every pass adds what it gained or takes what it lost, and a pass that is not sure to pay may not risk more than is left.
-So where speculation loses, it costs about a hundredth, however long the texts are.
+Rows speculate as long as that gives more tokens per second of wall clock than plain steps, over windows of 16 steps.
+Where a window lost, plain steps follow until its loss is a hundredth of their time, and twice as many for each
+window more that lost; then it is tried again.
+
+Which passes look as if they pay is learned besides: how often each drafter is right for each row, and what passes cost
+by their length. Drafts that cost no forward pass are also compared with what plain steps give, so their worth is known
+before any pass verifies one: a row that begins to repeat its prompt speculates after a few tokens, prose never.
 """
 
 from __future__ import annotations
@@ -29,15 +30,21 @@ PRIORS = {"grammar": 0.9, "prediction": 0.8, "mtp": 0.7, "draft-model": 0.7, "pr
 LEARNED = 0.02
 """The weight of one draft in what is known of its source over all rows: the prior of new ones."""
 
-CREDIT, MOST_CREDIT, LEAST_CREDIT = 3.0, 12.0, 1.0
-"""In plain steps: at first; at most, so that old gains do not pay for new losses; and the least to try something."""
+WINDOW = 16
+"""Steps whose tokens per second are compared with those of plain steps."""
+LOSS = 1.0
+"""In plain steps: a window that has lost so much ends."""
+SHARE = 0.01
+"""Of the time of the plain steps after a window, what it lost."""
+LONGEST_WAIT = 1024
+"""Plain steps after a window that lost, at most."""
+CHANGED = 1.5
+"""Passes that promise so many times what those did that lost are tried at once: the texts have changed."""
+FEW_ROWS, FIRST_WAIT = 8, 64
+"""With more rows so many plain steps come before the first window: there speculation often loses."""
 OUTLIER = 2
-"""A pass that took so many times as long as its tokens one by one counts as if it had taken just that: the first of a
-length may compile kernels, and that must not bury it."""
-DOUBT = 0.25
-"""The share of a full credit that is risked to measure again what passes cost."""
-INTEREST = 0.01
-"""What every step adds to the credit: the share of time that trials may cost."""
+"""A step that took so many times as long as its tokens one by one is no measure, and ends a window: the first of its
+shape compiles kernels, and others use the machine."""
 
 GUESSES = 16
 """Rows whose drafts are compared in one plain step, at most."""
@@ -46,7 +53,7 @@ STANDING = 15
 also stands for so long that choosing takes no more than a two-hundredth of the time."""
 CHOOSING_SECONDS = 30e-6
 """What a choice takes in Python, about."""
-ASKING = 0.01
+ASKING = 0.005
 """The share of time that comparing drafts in plain steps may take, and asking for drafts of which none pays."""
 UNSEEN = 2
 """How many lengths beyond the longest that was seen may be tried."""
@@ -62,6 +69,47 @@ class Choice:
 
 
 PLAIN = Choice()
+
+
+class _Trial:
+    """With some number of rows: whether passes that verify drafts have paid."""
+
+    def __init__(self, rows: int) -> None:
+        self.wait = 0 if rows <= FEW_ROWS else FIRST_WAIT
+        """Plain steps before passes are tried again."""
+        self.lost = 0
+        """Windows that lost, one after the other."""
+        self._steps = 0
+        self._ahead = 0.0
+        """In plain steps: what the window has gained so far."""
+        self._promised = 1.0
+        """What the last passes were expected to gain."""
+
+    def allows(self, gain: float) -> bool:
+        """Whether passes that are expected to gain so much may run: while they wait, only if that is far more than what
+        lost. Then texts have changed."""
+        if self.wait and gain < CHANGED * self._promised:
+            return False
+        self._promised = gain
+        return True
+
+    def count(self, tokens: float, seconds: float, *, plain: float, length: int, speculative: bool) -> bool:
+        """A step gave each row so many tokens on average. Returns whether a window has lost. `plain`: seconds of a
+        plain step; `speculative`: not one of these."""
+        if not self._steps and not speculative:
+            self.wait = max(0, self.wait - 1)
+            return False
+        self._steps += 1
+        if (cost := seconds / plain) > OUTLIER * max(tokens, length):
+            cost = tokens + LOSS
+        self._ahead += tokens - cost
+        if self._steps < WINDOW and self._ahead > -LOSS:
+            return False
+        lost = max(0.0, -self._ahead)
+        self.lost = self.lost + 1 if lost else 0
+        self.wait = min(LONGEST_WAIT, int(lost / SHARE) << min(self.lost - 1, 16)) if lost else 0
+        self._steps, self._ahead = 0, 0.0
+        return lost > 0
 
 
 class SpeculationDepth:
@@ -93,7 +141,8 @@ class SpeculationDepth:
         """Seconds that asking has taken beyond its share."""
         self._in_vain = False
         """True if the last drafts that were planned came to nothing."""
-        self._credit = CREDIT
+        self._trials: dict[int, _Trial] = {}
+        """By rows, in powers of two."""
         self._passes = 0
         self._counts: dict[str, list[int]] = {name: [0, 0] for name in drafters}
         self._gain = 1.0
@@ -134,9 +183,9 @@ class SpeculationDepth:
         return True
 
     def _decide(self, rows: Mapping[int, Collection[str]], batch: int) -> Choice:
-        costs = self._lengths(batch)
-        # Where no pass would pay even if every draft were right, drafts are not worth a look, but for doubts below.
-        hopeful = any(length >= PAYS * cost or self._credit == MOST_CREDIT for length, cost in costs)
+        costs, trial = self._lengths(batch), self._trial(batch)
+        # Where no pass would pay even if every draft were right, drafts are not worth a look.
+        hopeful = any(length >= PAYS * cost for length, cost in costs)
         guess = self._to_guess(rows) if hopeful else ()
         rates = tuple(
             (row, source, self._rate(row, source))
@@ -148,22 +197,17 @@ class SpeculationDepth:
         for row, _, rate in rates:
             if rate > best.get(row, 0.0):
                 best[row] = rate
-        choices = [each for each in costs if self._costs.knows(batch, each[0]) or self._affords(each[1])]
-        length = best_if_drafted(choices, batch, best.values())
-        if length == 1 and self._credit == MOST_CREDIT:
-            choices = self._doubted(costs)
-            length = best_if_drafted(choices, batch, best.values())
-        if length == 1:
+        length, gain = best_if_drafted(costs, batch, best.values())
+        if length == 1 or not trial.allows(gain):
             return Choice(guess=guess)
         if self._costly:  # each token of a draft takes time, whether or not it is verified
-            choices = [each for each in choices if each[0] <= length]
-        return Choice(choices[-1][0] - 1, Odds(tuple(choices), rates), guess)
+            costs = [each for each in costs if each[0] <= length]
+        return Choice(costs[-1][0] - 1, Odds(tuple(costs), rates), guess)
 
     def _rate(self, row: int, source: str) -> float:
-        """Of a drafter that only passes tell about, what is likely, as long as there is credit to try it; of others,
-        what is sure."""
+        """Of a drafter that only passes tell about, what is likely; of others, what is sure."""
         known = self._acceptance(row, source)
-        return known.rate if source in COSTLY and self._credit >= LEAST_CREDIT else known.sure_rate
+        return known.rate if source in COSTLY else known.sure_rate
 
     def observe(
         self,
@@ -174,35 +218,42 @@ class SpeculationDepth:
         rows: int = 0,
         tokens: float = 0.0,
         seconds: float | None = None,
+        wall: tuple[float, float] | None = None,
+        waited: bool = False,
         asking: float = 0.0,
     ) -> None:
         """After a step: what became of drafts and of guesses, how many tokens long the pass was, its rows, how many
-        tokens each of them gained in it on average, and what it took; None if something else ran beside it. `asking`:
-        the seconds of it that comparing drafts took, and asking for some in vain."""
+        tokens each of them gained in it on average, and what it took by itself; None if something else ran beside it,
+        or before. `wall`: how many tokens each row was given, also of the step before, and the seconds of all that;
+        None as before. `waited`: for the step before, to draft after it. `asking`: the seconds that comparing drafts
+        took, and asking for some in vain."""
         for outcome in (*outcomes, *guessed):
             self._learn(outcome)
         for outcome in outcomes:
             count = self._counts.setdefault(drafter_of(outcome.source), [0, 0])
             count[0] += outcome.proposed
             count[1] += outcome.accepted
-        self._credit = min(MOST_CREDIT, self._credit + INTEREST)
         self._owed = max(0.0, self._owed + asking - ASKING * (self._costs.plain(rows) or 0.0))
         if self._choice.depth:
             self._in_vain = length == 1
         if length > 1:
             self._passes += 1
-        if seconds is None or not rows:
+        if not rows:
             return
-        if not self._costs.knows(rows, length):
-            self._standing = 0
-        plain = self._costs.plain(rows)
-        if plain and length > 1:
-            seconds = min(seconds, OUTLIER * length * plain)
-        counts = self._costs.observe(rows, length, seconds)
-        if length > 1 and plain:
-            # What is only for the first of its kind comes once, and says nothing of the others.
-            self._credit = min(MOST_CREDIT, self._credit + tokens - (seconds / plain if counts else length))
-            self._gain += 0.05 * (tokens * plain / seconds - self._gain)
+        plain, counts = self._costs.plain(rows), True
+        if seconds is not None:
+            if not self._costs.knows(rows, length):
+                self._standing = 0
+            if plain and length > 1:
+                seconds = min(seconds, OUTLIER * length * plain)
+                self._gain += 0.05 * (tokens * plain / seconds - self._gain)
+            counts = self._costs.observe(rows, length, seconds)
+        if plain and wall and counts:
+            lost = self._trial(rows).count(*wall, plain=plain, length=length, speculative=waited or length > 1)
+            self._standing = 0 if lost else self._standing
+
+    def _trial(self, rows: int) -> _Trial:
+        return self._trials.setdefault((rows - 1).bit_length(), _Trial(rows))
 
     def forget(self, request_id: int) -> None:
         """A request has ended."""
@@ -233,25 +284,14 @@ class SpeculationDepth:
         most = min(1 + self._most, longest_pass(batch))
         longer = [length for length in LENGTHS[1:] if length > self._costs.longest]
         lengths = [length for length in LENGTHS[1:] if length <= most and length not in longer[UNSEEN:]]
-        return self._costs.relative(batch, [length for length in lengths if not self._too_wide(batch, length)])
+        costs = self._costs.relative(batch, [length for length in lengths if not self._too_wide(batch, length)])
+        if self._trial(batch).lost and costs:  # perhaps it was measured while something else used the machine
+            costs[0] = (costs[0][0], 1 + SLOPE * (costs[0][0] - 1))
+        return costs
 
     def _too_wide(self, batch: int, length: int) -> bool:
         widest = self._widest(batch)
         return widest is not None and batch * length > widest
-
-    def _doubted(self, costs: list[tuple[int, float]]) -> list[tuple[int, float]]:
-        """What passes would cost if their costs were measured while something else used the machine: the shortest is
-        tried again, and others that risk little of the credit."""
-        risk = DOUBT * self._credit
-        return [
-            (length, 1 + SLOPE * (length - 1))
-            for length, cost in costs
-            if cost - 1 <= (self._credit if length == LENGTHS[1] else risk)
-        ]
-
-    def _affords(self, cost: float) -> bool:
-        """Whether a pass may lose all that it costs beyond a plain step."""
-        return cost - 1 <= self._credit
 
     def _to_guess(self, rows: Collection[int]) -> tuple[int, ...]:
         """Some rows in turn, unless asking has taken too long lately."""

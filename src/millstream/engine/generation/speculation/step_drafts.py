@@ -53,6 +53,7 @@ class StepDrafts:
             took = result.pass_seconds
         elif not result.waited and len(result.rows) == len(plan.decode):  # else it waited for less, or for more
             took = seconds
+        given = sum(len(row.tokens) for row in result.rows)
         self._depth.observe(
             [Outcome(row.request_id, row.source, row.proposed, row.accepted) for row in drafted],
             guessed=result.guessed,
@@ -60,6 +61,8 @@ class StepDrafts:
             rows=len(plan.decode),
             tokens=1 + sum(row.accepted for row in drafted) / max(1, len(plan.decode)),
             seconds=took if alone and took else None,
+            wall=(given / len(plan.decode), seconds) if alone and seconds and plan.decode else None,
+            waited=result.waited,
             asking=result.asking_seconds,
         )
 
