@@ -32,6 +32,7 @@ GROUND = {
     "model_facts",
     "errors",
     "config",
+    "deadline",
     "installed",
     "sandbox",
     "request_context",
@@ -88,7 +89,17 @@ ROOMS["loading"] = (
     ROOMS["loading"][1],
 )
 
-JOINERS = {"cli", "compose.py", "server.py", "reload.py", "__main__.py", "__init__.py", "api/app.py"}
+JOINERS = {
+    "cli",
+    "compose.py",
+    "last_resort.py",
+    "pools.py",
+    "server.py",
+    "reload.py",
+    "__main__.py",
+    "__init__.py",
+    "api/app.py",
+}
 """They put rooms together, so they may import any."""
 
 

@@ -6,11 +6,13 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from millstream.config import ConfigUpdate, ModelSpec, Settings
+from millstream.deadline import Deadline
 from millstream.errors import ModelError
 from millstream.loading.backends import BackendMaker
 from millstream.loading.engines import Engines
@@ -19,6 +21,7 @@ from millstream.loading.reload_plan import plan_reload
 from millstream.media.limits import MediaLimits
 from millstream.media.resolver import Resolver
 from millstream.models.source import name_of
+from millstream.pools import Pools
 from millstream.service.activity import Activities
 from millstream.service.encoding.service import MAX_VECTOR_BYTES, TextEncoder
 from millstream.service.encoding.timing import EncodingTimers
@@ -55,21 +58,18 @@ from millstream.service.unread_output import UnreadOutput
 
 log = logging.getLogger(__name__)
 
+ENGINE_SECONDS = 5.0
+"""After the grace time of a stop, for engines to complete their step and free their models."""
 AUDIO_PATIENCE = 6
 """How many times longer than other media audio to transcribe may take to download and decode: it may be hours."""
 
 
 class Mill:
-    """A hub and its services, made on a running event loop.
+    """A hub and its services, made on a running event loop."""
 
-    `pool` does blocking work: files, tokenising, images. `network` waits for other machines, and `resolver` for DNS.
-    """
-
-    def __init__(
-        self, settings: Settings, pool: Executor, network: Executor, resolver: Executor, make_backend: BackendMaker
-    ) -> None:
+    def __init__(self, settings: Settings, pools: Pools, make_backend: BackendMaker) -> None:
         self._settings = settings
-        self._pool = pool
+        self._pool = pool = pools.work
         self._specs: dict[str, ModelSpec] = {}
         """The models that are served, by name, in order."""
         self._derived_names: dict[str | None, str] = {}
@@ -88,10 +88,10 @@ class Mill:
         )
         self._descriptions: set[asyncio.Task[None]] = set()
         limits = media_limits(settings)
-        self._resolver = Resolver(resolver)
+        resolver = Resolver(pools.dns)
         self._grammars = GrammarChecks()
         self._engines = Engines(settings.stop_patience)
-        self._loader = ModelLoader(settings, self._engines, pool, limits, make_backend)
+        self._loader = ModelLoader(settings, self._engines, pool, pools.waits, limits, make_backend)
         memory = MediaMemory(settings.media_memory, image_decodes=MAX_IMAGE_DECODES, av_decodes=MAX_AV_DECODES)
         activities = Activities()
         self._history = History(self.hub.cards, activities)
@@ -101,7 +101,7 @@ class Mill:
         generation = TextGenerator(
             self.hub,
             pool,
-            MediaFiles(limits, memory, pool, network, self._resolver),
+            MediaFiles(limits, memory, pool, pools.network, resolver),
             self._grammars,
             UnreadOutput(settings.unread_output),
             RequestTimers(journal, GenerationMetrics(self._metrics), activities, log_content=settings.log_content),
@@ -110,7 +110,7 @@ class Mill:
         transcription = Transcriber(
             self.hub,
             pool,
-            AudioFiles(audio_limits(settings), memory, pool, network, self._resolver),
+            AudioFiles(audio_limits(settings), memory, pool, pools.network, resolver),
             UnreadOutput(settings.unread_output),
             TranscriptionTimers(journal, self._metrics, activities),
         )
@@ -207,22 +207,25 @@ class Mill:
         if not model.loads:
             model.description = description
 
-    async def close(self, reason: str) -> bool:
-        """True if every engine freed its model in time and no download or DNS look-up is left running."""
+    async def close(self, reason: str, end: Deadline) -> bool:
+        """Running requests may take their grace time, and then everything is closed. True if it was in time."""
         self._closing = True
         self._history.close()
         for task in self._descriptions:
             task.cancel()
-        freed = await self.hub.close(reason, self._settings.grace, self._settings.stop_patience)
-        await self._tool_servers.close()
-        await self._engines.close()
-        await self._grammars.close()
-        await self._loader.close()
+        patience = min(self._settings.stop_patience, ENGINE_SECONDS)
+        freed = await self.hub.close(reason, self._settings.grace, patience)
+        if not freed:
+            self._engines.kill(reason)  # a process that hangs must not outlive the server
+        closing = {
+            "the MCP servers": self._tool_servers.close(),
+            "the threads of engines": self._engines.close(),
+            "the processes that check grammars": self._grammars.close(),
+            "the processes that render chat templates, or downloads": self._loader.close(),
+        }
         if self._telemetry is not None:
-            await self._telemetry.close()
-        if freed:
-            await self._loader.wait_closed()
-        return freed and not self._resolver.hanging and not self._loader.working
+            closing["telemetry"] = self._telemetry.close()
+        return await ended_by(end, closing) and freed
 
     def close_store(self) -> None:
         """Call it once no task is left that stores something. What is handed over already is still written."""
@@ -232,6 +235,21 @@ class Mill:
         """End all engines and tool servers without waiting, as far as that is possible: those in processes are gone."""
         self._engines.kill(reason)
         self._tool_servers.kill()
+
+
+async def ended_by(end: Deadline, works: Mapping[str, Coroutine[Any, Any, None]]) -> bool:
+    """Runs all of it at the same time: what hangs holds up nothing else. False if something failed or has not ended by
+    then, which the log names."""
+    tasks = {asyncio.ensure_future(work): name for name, work in works.items()}
+    if not tasks:
+        return True
+    done, left = await asyncio.wait(tasks, timeout=end.left)
+    failed = [task for task in done if not task.cancelled() and task.exception() is not None]
+    for task in failed:
+        log.error("stopping: %s failed", tasks[task], exc_info=task.exception())
+    for task in left:
+        log.warning("stopping: %s did not end in time", tasks[task])
+    return not left and not failed
 
 
 def _names_of(sources: Sequence[str | None], known: Mapping[str | None, str]) -> dict[str | None, str]:

@@ -5,8 +5,10 @@ Chat templates, grammars and media come from strangers. The server handles them 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import signal
 import sys
 
 _INHERITED = frozenset(
@@ -25,6 +27,13 @@ def command(module: str, *arguments: str) -> list[str]:
 def environment() -> dict[str, str]:
     """Returns the environment variables that a child needs to start. API keys and other secrets are left out."""
     return {name: value for name, value in os.environ.items() if name in _INHERITED}
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Signals a child that was started in a session of its own, and its forks."""
+    # Without members there is no group; macOS forbids to signal one whose members have all ended.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
 def limit(*, memory: int, cpu_seconds: int | None = None, stack: int | None = None) -> None:

@@ -8,13 +8,13 @@ import functools
 import gc
 import ipaddress
 import logging
-import os
+import math
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from types import FrameType
 
 import uvicorn
@@ -22,6 +22,7 @@ import uvicorn
 from millstream import __version__
 from millstream.api.app import DEFAULT_DIALECT, create_app, is_websocket
 from millstream.api.background import BackgroundTasks
+from millstream.api.edge import STOPPING
 from millstream.api.hosts import names_to_check
 from millstream.api.http1.connections import Connections
 from millstream.api.http1.limits import HttpLimits
@@ -29,24 +30,35 @@ from millstream.api.http1.protocol import LimitedProtocol
 from millstream.api.http1.websocket import MAX_MESSAGE, PING_SECONDS
 from millstream.api.pages.assets import read_assets
 from millstream.backend.open_files import open_files, raise_open_files
-from millstream.compose import Mill
+from millstream.compose import Mill, ended_by
 from millstream.config import Settings
+from millstream.deadline import Deadline
 from millstream.errors import ModelError
+from millstream.last_resort import LastResort, Stop, busy_threads, end_process
 from millstream.loading.backends import BackendMaker, generation_backend
 from millstream.loading.progress import LoadWatch, Show
+from millstream.pools import Pools
 from millstream.reload import ConfigReloader, Reread
 from millstream.service.turnstile import enter_new
 
 log = logging.getLogger(__name__)
 
-POOL_THREADS = 4
-NETWORK_THREADS = 16
-"""Concurrent media downloads, and concurrent DNS lookups."""
+# A stop takes the grace time and at most ten seconds more, whatever hangs. These are seconds after the grace time.
+REQUEST_SECONDS = 2.0
+"""Then the requests are cancelled that have not ended with their engines, with an error to their clients."""
+CLOSE_SECONDS = 7.0
+"""Then what is not closed is left behind."""
+LAST_RESORT_SECONDS = 9.0
+"""Then the process is ended, if it still runs."""
+
+LAST_EVENT_SECONDS = 1.0
+"""For the errors of cancelled requests to be sent."""
+THREAD_SECONDS = 1.5
+"""For threads to complete what they do, such as writing to the store."""
 COLLECT_AFTER = (50_000, 10, 10)
 """Thresholds of the garbage collector. A request has hundreds of objects: with Python's own thresholds, hundreds of
 requests at once are scanned again and again, for a tenth of all CPU time. A request that has ended leaves no garbage,
 so these objects are in use: the collector should not stop all streams to find that out when many start at once."""
-STOPPING = "the server is shutting down"
 
 
 def serve(settings: Settings, show_progress: Show | None = None, *, reread: Reread | None = None) -> tuple[int, bool]:
@@ -59,12 +71,21 @@ def serve(settings: Settings, show_progress: Show | None = None, *, reread: Rere
     raise_open_files()
     read_assets()
     runner = asyncio.Runner(loop_factory=_loop_factory())
+    last_resort = LastResort()
+    last_resort.start()
     with bind(settings) as listener:
         warn_if_open(listener, settings)
         if settings.log_content:
             log.warning("prompts and answers are written to this log (--log-content)")
-        code, clean = runner.run(serve_on(listener, settings, show_progress=show_progress, reread=reread))
-    if clean:
+
+        def started(server: MillServer) -> None:
+            seconds, loop = settings.grace + LAST_RESORT_SECONDS, asyncio.get_running_loop()
+            kill = functools.partial(server.mill.kill, STOPPING)
+            server.on_stop = lambda: last_resort.begin(Stop(seconds, server.exit_code, kill, loop))
+
+        serving = serve_on(listener, settings, on_start=started, show_progress=show_progress, reread=reread)
+        code, clean = runner.run(serving)
+    if clean and (clean := not busy_threads(THREAD_SECONDS)):
         runner.close()  # else it would wait for threads that hang, for minutes
     return code, clean
 
@@ -98,10 +119,9 @@ async def serve_on(
     reread: Reread | None = None,
 ) -> tuple[int, bool]:
     """Serve on a bound socket until the server is told to exit. `on_start` receives the server, to stop it later."""
-    pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prepare")
-    network = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="fetch")
-    dns = ThreadPoolExecutor(NETWORK_THREADS, thread_name_prefix="dns")
-    mill = Mill(settings, pool, network, dns, make_backend)
+    pools = Pools()
+    asyncio.get_running_loop().set_default_executor(pools.joins)
+    mill = Mill(settings, pools, make_backend)
     background = BackgroundTasks()
     app = create_app(
         mill.services,
@@ -113,7 +133,7 @@ async def serve_on(
         hosts=names_to_check(listener.getsockname()[0], settings.allowed_hosts),
         background=background,
     )
-    server = MillServer(app, mill, settings)
+    server = MillServer(app, mill, background, settings)
     for spec in settings.specs:
         mill.add(spec)
     on_start(server)
@@ -121,14 +141,12 @@ async def serve_on(
     loads = asyncio.create_task(
         LoadWatch(lambda: () if server.should_exit else mill.hub.loading(), show_progress).run()
     )
-    with server.exit_on_signals(), server.reload_on_signal(reread, pool):
+    server.exit_on_signals()
+    with server.reload_on_signal(reread, pools.work):
         await server.serve(sockets=[listener])
-        await background.close()  # the engines are gone by now, so nothing is left to wait for
-        mill.close_store()
     watcher.cancel()
     loads.cancel()
-    for threads in (pool, network, dns):
-        threads.shutdown(wait=False, cancel_futures=True)
+    pools.close()
     return server.exit_code, server.freed
 
 
@@ -142,8 +160,7 @@ async def _watch(mill: Mill, server: MillServer, listener: socket.socket) -> Non
         return
     if not ready:
         log.error("no model could be loaded")
-        server.exit_code = 1
-        server.should_exit = True
+        server.stop_soon(1)
         return
     # These objects live as long as the server. Unfrozen, each full collection would scan them, for 20 ms and more.
     gc.collect()
@@ -181,7 +198,7 @@ def http_protocol(settings: Settings) -> Callable[..., LimitedProtocol]:
 class MillServer(uvicorn.Server):
     """A uvicorn server that shuts down in order: no new requests, drain the engines, then close the connections."""
 
-    def __init__(self, app: object, mill: Mill, settings: Settings) -> None:
+    def __init__(self, app: object, mill: Mill, background: BackgroundTasks, settings: Settings) -> None:
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
@@ -196,32 +213,50 @@ class MillServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                timeout_graceful_shutdown=int(settings.grace + 5),
+                timeout_graceful_shutdown=math.ceil(settings.grace + REQUEST_SECONDS),
             )
         )
         self.mill = mill
         self.exit_code = 0
         self.freed = True
+        self.on_stop: Callable[[], None] = lambda: None
+        """Is called when the stop begins, in a signal handler."""
+        self._grace = settings.grace
+        self._background = background
+
+    def stop_soon(self, code: int = 0) -> None:
+        """Callable at any moment, also in a signal handler. Does nothing if it stops already."""
+        if not self.should_exit:
+            self.exit_code, self.should_exit = code, True
+            self.on_stop()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Each wait has a limit, and what does not end is left behind."""
+        end = Deadline(self._grace + CLOSE_SECONDS)
         running = sum(card.active + card.waiting for card in self.mill.hub.cards())
         log.info(
             "shutting down%s", f": waiting for {running} running requests; Ctrl-C ends them now" if running else ""
         )
-        draining = asyncio.create_task(self.mill.close(STOPPING))
+        draining = asyncio.create_task(self.mill.close(STOPPING, end))
         await super().shutdown(sockets)
-        self.freed = await draining
+        if ended := list(self.server_state.tasks):  # they were cancelled, and tell their clients why
+            await asyncio.wait(ended, timeout=LAST_EVENT_SECONDS)
+        await asyncio.wait([draining], timeout=end.left)
+        # The engines are gone by now, so nothing is left to wait for.
+        closed = await ended_by(end, {"background responses": self._background.close()})
+        self.mill.close_store()
+        self.freed = draining.done() and draining.result() and closed
         log.info("stopped" if self.freed else "stopped; work that does not end was abandoned")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets running requests finish, the second exits at once."""
         if not self.should_exit:
-            self.should_exit = True
+            self.stop_soon()
             return
         log.warning("a second signal: exiting at once")
         self.mill.kill(STOPPING)
         logging.shutdown()
-        os._exit(128 + sig)
+        end_process(128 + sig)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -236,20 +271,13 @@ class MillServer(uvicorn.Server):
         hang_up = functools.partial(self.handle_exit, signal.SIGTERM, None)
         return ConfigReloader(self.mill, reread, pool, hang_up=hang_up).on_signal()
 
-    @contextlib.contextmanager
-    def exit_on_signals(self) -> Iterator[None]:
+    def exit_on_signals(self) -> None:
         """SIGTERM and SIGINT shut down gracefully, with exit code 0. A second signal exits at once."""
         if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
-            yield
             return
-        loop = asyncio.get_running_loop()
+        # Not the event loop's handlers: these are called also while it hangs, and up to the end of the process.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+            signal.signal(number, self.handle_exit)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

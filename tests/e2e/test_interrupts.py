@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -18,6 +19,7 @@ import pytest
 
 from support.commands import PATIENCE, Command
 from support.hub_server import HubServer
+from support.processes import ENGINE
 from support.slow_start import BEGUN, ENDED
 from support.tiers import some
 
@@ -109,6 +111,63 @@ def test_a_download_is_shown_and_ended_by_a_signal(hub: HubServer, tmp_path: Pat
         assert hub.sent["model.safetensors"] == len(files["model.safetensors"]) - kept
         command.send(signal.SIGTERM)
         assert command.wait() == 0
+
+
+def test_a_hub_that_never_answers_holds_up_no_request_and_no_stop(
+    hub: HubServer, servable: Path, tmp_path: Path
+) -> None:
+    """More models wait for it than there are threads for prompts: those and the end of child processes need one."""
+    hub.silent = True
+    waiting = 5
+    config = tmp_path / "mill.toml"
+    sources = {"tiny": str(servable), **{f"far{number}": f"mill/far{number}" for number in range(waiting)}}
+    config.write_text("".join(f"[models.{name}]\nsource = {json.dumps(source)}\n" for name, source in sources.items()))
+    arguments = ("serve", "--config", str(config), "--port", "0", "--cache-dir", str(tmp_path))
+    with Command("millstream", *arguments, environment={"HF_ENDPOINT": hub.url}) as command:
+        url = command.wait_line(r"listening on (\S+)")[1]
+        for _ in range(waiting):
+            assert hub.asked.acquire(timeout=PATIENCE)
+        command.wait_line("tiny: loaded in")
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "word " * 1000}]}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE)
+        assert "the prompt has 50" in answer.text, "it is too long, as a thread for prompts has found"
+        command.send(signal.SIGTERM)
+        assert command.wait() == 0
+        assert_ended_in_order(command)
+        command.wait_line("left behind: the thread wait_0, in ")
+
+
+def test_a_signal_before_the_server_runs_ends_it_with_0(servable: Path, tmp_path: Path) -> None:
+    config = tmp_path / "mill.toml"
+    config.write_text("")
+    with Command("millstream", "serve", str(servable), "--config", str(config), "--port", "0") as command:
+        command.wait_line("config file")  # what follows are seconds of imports
+        command.send(signal.SIGTERM)
+        assert command.wait() == 0
+        assert "Traceback" not in command.text
+
+
+def test_a_stop_that_hangs_is_ended_and_says_what_it_leaves(servable: Path) -> None:
+    with Command("support.slow_start", "deaf", "1", str(servable), "--isolation", "process", "--grace", "0") as command:
+        command.wait_line("ready: ")
+        [engine] = [child for child in psutil.Process(command.pid).children() if ENGINE in child.cmdline()]
+        engine.suspend()  # it would end by itself when its parent is gone
+        command.send(signal.SIGTERM)
+        assert command.wait() == 0
+        command.wait_line("left behind: the thread MainThread, in hang ")
+        command.wait_line(f"left behind: the process {engine.pid}: .*{ENGINE}")
+        psutil.wait_procs([engine], PATIENCE)
+        assert not engine.is_running()
+
+
+def test_a_stop_that_hangs_with_python_s_lock_is_ended_too(servable: Path) -> None:
+    """No thread of ours runs then, to say what is left or to choose the exit code."""
+    arguments = (str(servable), "--isolation", "thread", "--grace", "0")
+    with Command("support.slow_start", "locked", "1", *arguments) as command:
+        command.wait_line("ready: ")
+        command.send(signal.SIGTERM)
+        assert command.wait() == 1
+        command.wait_line(r"File .*slow_start.py., line \d+ in hang")
 
 
 def until_downloading(url: str) -> dict[str, float]:

@@ -52,7 +52,6 @@ def test_a_fetch_ends_at_its_timeout(resolver: Resolver) -> None:
     with pytest.raises(MediaRefused, match=r"took longer than 0.2 s \(--media-timeout\)"):
         fetch("http://slow.test/a.png", MediaLimits(timeout=0.2), resolver)
     assert time.monotonic() - began < 20
-    assert resolver.hanging
 
 
 def test_a_host_that_is_resolved(resolver: Resolver) -> None:
@@ -60,7 +59,6 @@ def test_a_host_that_is_resolved(resolver: Resolver) -> None:
         web.body("/a", b"here")
         limits = MediaLimits(timeout=20, allow_private=True)
         assert fetch(f"http://quick.test:{web.port}/a", limits, resolver) == b"here"
-    assert not resolver.hanging
 
 
 def test_resolved_addresses_are_checked(resolver: Resolver) -> None:
@@ -75,9 +73,7 @@ def test_a_redirect_shares_the_timeout(resolver: Resolver) -> None:
             fetch(f"http://quick.test:{web.port}/a", MediaLimits(timeout=0.5, allow_private=True), resolver)
 
 
-def test_many_hanging_lookups_take_no_more_threads_and_leave_nothing_behind(
-    resolver: Resolver, lookup: HangingLookup
-) -> None:
+def test_many_hanging_lookups_take_no_more_threads(resolver: Resolver, lookup: HangingLookup) -> None:
     for number in range(8):
         with pytest.raises(TimeoutError):
             resolver(f"slow-{number}.test", 80, 1.0 if number < THREADS else 0.05)  # the first begin new threads
@@ -87,10 +83,6 @@ def test_many_hanging_lookups_take_no_more_threads_and_leave_nothing_behind(
     assert resolver("quick.test", 80, 20) == ["127.0.0.1"]
     # Lookups that timed out in the queue are never started.
     assert [*lookup.asked] == ["slow-0.test", "slow-1.test", "quick.test"]
-    until = time.monotonic() + 20
-    while resolver.hanging and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not resolver.hanging
 
 
 def test_an_unknown_host() -> None:

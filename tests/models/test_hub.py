@@ -61,6 +61,15 @@ def test_without_the_hub_an_incomplete_snapshot_is_not_used(hub: HubServer, tmp_
         download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
 
 
+def test_a_hub_that_never_answers_counts_as_out_of_reach(
+    hub: HubServer, tmp_path: Path, reports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.models.hub.ANSWER_SECONDS", 0.2)
+    hub.silent = True
+    with pytest.raises(ModelError, match=r"cannot be reached.*[Tt]imeout"):
+        download(HubModel(REPO), report=reports.append, cache_dir=tmp_path, endpoint=hub.url)
+
+
 def test_without_the_hub_and_a_snapshot(hub: HubServer, tmp_path: Path, reports: list[str]) -> None:
     hub.stop()
     with pytest.raises(ModelError, match="cannot be reached"):

@@ -248,6 +248,23 @@ def test_a_child_enforces_its_cpu_limit() -> None:
     asyncio.run(main())
 
 
+def test_a_stopped_child_and_the_fork_of_its_job_end_at_once() -> None:
+    """The fork holds the child's pipes, and Python waits for their end."""
+
+    async def work(checks: GrammarChecks) -> None:
+        task = asyncio.create_task(checks.check(ENDLESS))
+        child = await working_child(checks._quick)
+        [fork] = forks(child.pid)
+        fork.suspend()
+        psutil.Process(child.pid).suspend()
+        await checks.close()
+        assert task.cancelled()
+        assert not fork.is_running() or fork.status() == psutil.STATUS_ZOMBIE
+        assert child.returncode == -signal.SIGKILL
+
+    run(work, quick=60)
+
+
 def test_gbnf_is_converted_for_the_engine() -> None:
     async def work(checks: GrammarChecks) -> None:
         accepted = await checks.check(Grammar("gbnf", 'root ::= "a" | "b"'))

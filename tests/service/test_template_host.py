@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from millstream.errors import BadRequest
+from millstream.errors import BadRequest, EngineGone
+from millstream.pools import OwnThreads
 from millstream.service.generation.template_host import TemplateHost, render_job
 from millstream.text.templates.conversation import TemplateInput
 from millstream.text.templates.template import TemplateSource
@@ -23,6 +24,7 @@ NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% e
 SPINS = "{% if messages[0].content == 'go' %}" + NESTED + "{% endif %}done"
 GROWS = "{% if messages[0].content == 'go' %}{{ ('x' * 99999) * 99999 }}{% endif %}done"
 LONG = "{% if messages[0].content == 'go' %}{{ 'x' * 3000000 }}{% endif %}done"
+PATIENCE = 30
 
 
 @pytest.fixture
@@ -144,6 +146,39 @@ async def test_a_cancelled_open_leaves_no_process(pool: ThreadPoolExecutor, othe
         if not opening.cancelled():  # it finished first
             await host.close()
         assert children(others) == []
+
+
+@on_loop
+async def test_close_ends_a_child_that_hangs_before_it_has_compiled(pool: ThreadPoolExecutor, others: set[int]) -> None:
+    host = TemplateHost(TemplateSource(ECHO, {}), pool)
+    opening = asyncio.ensure_future(host.open())
+    while not (found := children(others)):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    psutil.Process(found[0]).suspend()
+    async with asyncio.timeout(PATIENCE):
+        await host.close()
+        await asyncio.wait([opening])
+    assert children(others) == []
+
+
+@on_loop
+async def test_a_child_that_renders_while_it_is_stopped_leaves_no_trace(
+    others: set[int], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.service.generation.template_host.EXIT_TIMEOUT", PATIENCE)
+    host = TemplateHost(TemplateSource(ECHO, {"eos_token": "</s>"}), OwnThreads())
+    await host.open()
+    child = psutil.Process(children(others)[0])
+    child.suspend()
+    asking = asyncio.ensure_future(host.render(job("hello")))
+    await asyncio.sleep(0)  # the job is written
+    closing = asyncio.ensure_future(host.close())
+    await asyncio.sleep(0.01)  # the socket is closed
+    child.resume()
+    with pytest.raises(EngineGone, match="is being unloaded"):
+        await asking
+    await closing
+    assert capfd.readouterr().err == ""
 
 
 @on_loop

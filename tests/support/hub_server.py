@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -49,6 +50,10 @@ class HubServer:
         """Send so many bytes of a file, then wait for `release`."""
         self.held = threading.Event()
         """A file is being held."""
+        self.silent = False
+        """Answer nothing until `release`."""
+        self.asked = threading.Semaphore(0)
+        """Released by each request that gets no answer."""
         self._release = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -58,6 +63,7 @@ class HubServer:
 
     def release(self) -> None:
         self.hold_after = None
+        self.silent = False
         self._release.set()
 
     def stop(self) -> None:
@@ -71,6 +77,10 @@ class HubServer:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+    def wait(self) -> None:
+        self.asked.release()
+        self._release.wait(120)
 
     def send(self, handler: BaseHTTPRequestHandler, name: str, data: bytes) -> None:
         first = data if self.hold_after is None else data[: self.hold_after]
@@ -111,6 +121,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             pass
 
         def _answer(self, *, with_body: bool) -> None:
+            if hub.silent:
+                hub.wait()
             path = self.path.split("?")[0]
             repo = "/".join(path.removeprefix("/api/models").split("/")[1:3])
             if path.startswith(f"/{HALF_GATED}/resolve/"):
@@ -124,9 +136,10 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
-            self.end_headers()
-            if with_body:
-                self.wfile.write(body)
+            with suppress(OSError):  # the client left
+                self.end_headers()
+                if with_body:
+                    self.wfile.write(body)
 
         def _send_file(self, files: Mapping[str, bytes], path: str, with_body: bool) -> None:
             name = path.split("/resolve/")[1].split("/", 1)[1]

@@ -1,10 +1,13 @@
-"""`millstream serve` with a model that never becomes ready: `python -m support.slow_start KIND PATIENCE ARGUMENTS`.
+"""`millstream serve` that does not start or stop as it should: `python -m support.slow_start KIND PATIENCE ARGUMENTS`.
 
-`endless` reads weights for ever, `stuck` hangs in one. PATIENCE: seconds that the server gives a cancelled load.
+The model never becomes ready: `endless` reads weights for ever, `stuck` hangs in one. PATIENCE: seconds that the server
+gives a cancelled load. The stop never ends: `deaf` hangs in it, `locked` does so and holds Python's lock. PATIENCE:
+seconds until the last resort.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import sys
@@ -12,6 +15,7 @@ import time
 
 from millstream import server
 from millstream.cli import main
+from millstream.compose import Mill
 from millstream.engine.protocols import Progress, ignore_progress
 from millstream.loading.settings import EngineSettings
 from millstream.model_facts import GenerationFacts
@@ -41,6 +45,11 @@ class StuckLoad(FakeBackend):
         raise AssertionError("it never ends")
 
 
+async def hang(kind: str, *_: object) -> bool:
+    (time.sleep if kind == "deaf" else ctypes.PyDLL(None).sleep)(100_000)
+    return True
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -53,6 +62,10 @@ if __name__ == "__main__":
     from support import slow_start  # as a child process imports it, not as __main__
 
     kind, patience, *arguments = sys.argv[1:]
-    managed_model.CANCELLED_LOAD_SECONDS = engine_client.ABORT_SECONDS = float(patience)
-    server.serve_on = functools.partial(server.serve_on, make_backend=functools.partial(slow_start.backend, kind))
+    if kind in ("endless", "stuck"):
+        managed_model.CANCELLED_LOAD_SECONDS = engine_client.ABORT_SECONDS = float(patience)
+        server.serve_on = functools.partial(server.serve_on, make_backend=functools.partial(slow_start.backend, kind))
+    else:
+        server.LAST_RESORT_SECONDS = float(patience)
+        Mill.close = functools.partial(slow_start.hang, kind)  # type: ignore[method-assign]
     sys.exit(main(["serve", "--port", "0", *arguments]))

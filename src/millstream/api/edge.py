@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from starlette.requests import ClientDisconnect
@@ -14,11 +15,12 @@ from millstream.api.errors import PARAM_LENGTH, REQUEST_ID, ErrorFormat, printab
 from millstream.api.reply import REPLY, Reply
 from millstream.api.request_log import log_error
 from millstream.api.stream import STREAM_ERROR
-from millstream.errors import MillstreamError
+from millstream.errors import EngineGone, MillstreamError
 from millstream.request_context import RequestContext, in_request
 
 log = logging.getLogger(__name__)
 
+STOPPING = "the server is shutting down"
 WS_FAILED = 1011
 """Close code of a WebSocket: the server failed."""
 WS_REASON = 40
@@ -63,6 +65,8 @@ class Edge:
             if context.reported != id(error):
                 log_error(scope["method"], error)
             await self._send_error(error, scope, receive, send)
+        except asyncio.CancelledError:  # nothing else cancels this task: the server stops, and waits no longer
+            await self._send_error(EngineGone(STOPPING, retry_after=None), scope, receive, send)
         except Exception as error:  # the edge: any failure gets a response, and a trace in the log
             log.error("%s failed", _shown(scope), exc_info=error)
             await self._send_error(MillstreamError("The server failed on this request."), scope, receive, send)
@@ -76,6 +80,8 @@ class Edge:
         except MillstreamError as error:
             log_error("GET", error)
             await handshake.refuse(error, self._dialects.of(scope).errors, scope)
+        except asyncio.CancelledError:
+            await handshake.refuse(EngineGone(STOPPING, retry_after=None), self._dialects.of(scope).errors, scope)
         except Exception as error:  # the edge, as for HTTP
             log.error("%s failed", _shown(scope), exc_info=error)
             failed = MillstreamError("The server failed on this connection.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -62,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from millstream.cli.completion.candidates import print_candidates
 
         return print_candidates(make_parser(next((word for word in given[1:-1] if word in COMMANDS), None)), given[1:])
+    if given[0] == "serve":
+        # Until the server runs, which takes seconds of imports. Then nothing has begun that would have to end.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         own, of_agent = _split_arguments(given)
         parser = make_parser(own[0] if own[0] in COMMANDS else None)

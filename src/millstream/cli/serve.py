@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 
 from millstream.cli.config_reload import Reread
@@ -35,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         require_mlx()
         _start_log(config)
+        from millstream.last_resort import leave
         from millstream.server import serve  # two seconds, which other commands and wrong options do without
 
         line = live_line()
@@ -43,9 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"millstream: {error.message}", file=sys.stderr)
         return 1
     if not clean:
-        # A thread still hangs in native code or in a download: joining it at exit would hang too.
-        logging.shutdown()
-        os._exit(code)
+        leave(code)
     return code
 
 

@@ -5,6 +5,7 @@ A crash there costs only its own requests, and the engine does not share an inte
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -40,6 +41,9 @@ from millstream.errors import EngineGone
 from millstream.logs import log_format
 
 log = logging.getLogger(__name__)
+
+KILLED_SECONDS = 1.0
+"""For a process that was killed to be gone: one that waits for a device may take longer."""
 
 
 class ProcessLink:
@@ -148,7 +152,8 @@ class ProcessLink:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_SECONDS)
             return False
         return True
 

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,14 +52,21 @@ BAD_CONFIG_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, Attrib
 
 
 class GenerationLoader:
-    """Loads models. `work` runs the blocking work: tokenizers, preprocessors."""
+    """Loads models. `work` runs the blocking work: tokenizers, preprocessors. `waits` waits for template processes."""
 
     def __init__(
-        self, settings: Settings, engines: Engines, work: Work, limits: MediaLimits, make_backend: BackendMaker
+        self,
+        settings: Settings,
+        engines: Engines,
+        work: Work,
+        waits: Executor,
+        limits: MediaLimits,
+        make_backend: BackendMaker,
     ) -> None:
         self._settings = settings
         self._engines = engines
         self._in_pool = work
+        self._waits = waits
         self._limits = limits
         self._make_backend = make_backend
         self._templates: set[TemplateHost] = set()
@@ -81,7 +89,7 @@ class GenerationLoader:
         preprocessor = await self._in_pool(functools.partial(media_preprocessor, source, tokenizer, self._limits))
         control = await self._control_tokens(spec, tokenizer, chat_format, preprocessor)
         memory = await self._reserve(name, spec, source, draft, loading)
-        template = TemplateHost(tokenizer.template, self._in_pool.pool)
+        template = TemplateHost(tokenizer.template, self._waits)
         self._templates.add(template)  # before it starts: the server may stop while this load is being cancelled
         try:
             files = self._in_pool(functools.partial(describe, source, chat_format))
@@ -120,13 +128,8 @@ class GenerationLoader:
         return describe(source, self._chat_format(spec, read_chat_template(source), lambda token: False))
 
     async def close(self) -> None:
-        """Stops the remaining template processes."""
-        await asyncio.gather(*(template.close() for template in list(self._templates)))
-
-    async def wait_closed(self) -> None:
-        """Waits until the template processes of stopped engines have ended. Call it after all engines have stopped."""
-        if self._template_closers:
-            await asyncio.wait(self._template_closers)
+        """Stops the template processes that are left. Call it after all engines have stopped."""
+        await asyncio.gather(*(self._close_template(template) for template in list(self._templates)))
 
     async def _start_engine(
         self,

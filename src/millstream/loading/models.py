@@ -38,22 +38,25 @@ log = logging.getLogger(__name__)
 
 
 class ModelLoader:
-    """`pool` runs the blocking work: downloads, tokenizers, preprocessors."""
+    """`pool` runs the work on local files: tokenizers, preprocessors. `waits` has a thread for each job that another
+    machine or a child process may hold: downloads, chat templates."""
 
     def __init__(
-        self, settings: Settings, engines: Engines, pool: Executor, limits: MediaLimits, make_backend: BackendMaker
+        self,
+        settings: Settings,
+        engines: Engines,
+        pool: Executor,
+        waits: Executor,
+        limits: MediaLimits,
+        make_backend: BackendMaker,
     ) -> None:
         self._settings = settings
         self._work = Work(pool)
-        self._generation = GenerationLoader(settings, engines, self._work, limits, make_backend)
+        self._searches = Work(waits)
+        self._generation = GenerationLoader(settings, engines, self._work, waits, limits, make_backend)
         self._encoders = EncoderLoader(settings, engines, self._work)
         self._speech = SpeechLoader(settings, engines, self._work)
         self._transcription = TranscriptionLoader(settings, engines, self._work)
-
-    @property
-    def working(self) -> bool:
-        """True if a download or another blocking job is still running."""
-        return self._work.running
 
     def serve_models(self, models: tuple[ModelSpec, ...]) -> None:
         """Other models are served now. Later loads share the cores with them."""
@@ -94,7 +97,7 @@ class ModelLoader:
     async def _find(self, name: str, spec: ModelSpec, loading: LoadContext) -> ModelSource:
         search = FileSearch(loading, functools.partial(log.info, "%s: %s", name))
         try:
-            return await self._work(functools.partial(search.find, spec.source, self._settings.cache_dir))
+            return await self._searches(functools.partial(search.find, spec.source, self._settings.cache_dir))
         finally:
             search.cancel()
 
@@ -118,12 +121,8 @@ class ModelLoader:
             return UNDESCRIBED
 
     async def close(self) -> None:
-        await self._work.close()
-        await self._generation.close()
-
-    async def wait_closed(self) -> None:
-        """Call it after all engines have stopped."""
-        await asyncio.shield(self._generation.wait_closed())
+        """Ends downloads and the processes of chat templates. Call it after all engines have stopped."""
+        await asyncio.gather(self._work.close(), self._searches.close(), self._generation.close())
 
 
 def source_kind(source: ModelSource, wanted: str | None = None) -> Kind:

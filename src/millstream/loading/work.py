@@ -1,4 +1,4 @@
-"""Runs the blocking work of loaders on the pool, and knows what is still running."""
+"""Runs the blocking work of loaders on a pool, and waits for it at the end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ PATIENCE = 2.0
 
 class Work:
     def __init__(self, pool: Executor) -> None:
-        self.pool = pool
+        self._pool = pool
         self._jobs: set[Future[Any]] = set()
         """Jobs on the pool, including those of cancelled loads."""
-
-    @property
-    def running(self) -> bool:
-        """True if a download or another blocking job is still running."""
-        return any(future.running() for future in list(self._jobs))
 
     async def close(self) -> None:
         """Waits a moment for what is running."""
@@ -30,7 +25,7 @@ class Work:
             await asyncio.wait([asyncio.gather(*jobs, return_exceptions=True)], timeout=PATIENCE)
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        future = self.pool.submit(work)
+        future = self._pool.submit(work)
         self._jobs.add(future)
         future.add_done_callback(self._jobs.discard)
         return await asyncio.wrap_future(future)

@@ -10,7 +10,7 @@ it is in `media/`, where `concurrent.futures` may be waited for, and not in `ser
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 
 from millstream.media.addresses import Lookup, system_lookup
 
@@ -21,19 +21,11 @@ class Resolver:
     def __init__(self, pool: Executor, lookup: Lookup = system_lookup) -> None:
         self._pool = pool
         self._lookup = lookup
-        self._pending: set[Future[list[str]]] = set()
 
     def __call__(self, host: str, port: int, seconds: float) -> list[str]:
         future = self._pool.submit(self._lookup, host, port, seconds)
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
         try:
             return future.result(seconds)
         except TimeoutError:
             future.cancel()  # drops a lookup that is still queued
             raise
-
-    @property
-    def hanging(self) -> bool:
-        """True if a lookup is still running, whether or not a caller still waits for it."""
-        return any(future.running() for future in tuple(self._pending))

@@ -36,6 +36,8 @@ ALLOWED = (
 # Copies of the weights in another layout, which some publishers add.
 IGNORED = ("consolidated*.safetensors", "original/*")
 
+ANSWER_SECONDS = 30.0
+"""For the hub to answer what files a model has. Then it counts as out of reach."""
 _CHILD, _EVENT = "millstream.models.hub_child", "millstream: "
 _TAIL_LINES = 5
 
@@ -118,7 +120,7 @@ class _Download:
     def _fetch(self) -> Path:
         # Ask the hub first: the download alone would fall back to the cache silently.
         model = self.model
-        info = HfApi(endpoint=self.endpoint).model_info(model.repo, revision=model.revision)
+        info = HfApi(endpoint=self.endpoint).model_info(model.repo, revision=model.revision, timeout=ANSWER_SECONDS)
         assert info.sha is not None, "the hub always names the commit"
         names = [sibling.rfilename for sibling in info.siblings or ()]
         file = _gguf_file(model, names)

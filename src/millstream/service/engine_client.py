@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from millstream.deadline import Deadline
 from millstream.engine.link import Link
 from millstream.engine.messages import (
     Cancel,
@@ -190,10 +191,11 @@ class EngineClient:
         """Stop the engine. Returns True if it freed its model within `patience` seconds, False if it hangs."""
         if self._disowned:
             return False
+        end = Deadline(patience)
         self._post_if_open(Shutdown(reason))
-        if not await self._stops_within(patience):
+        if not await self._stops_within(end.left):
             return False
-        return await asyncio.to_thread(self.link.join, patience)
+        return await asyncio.to_thread(self.link.join, end.left)
 
     async def _stops_within(self, seconds: float) -> bool:
         try:

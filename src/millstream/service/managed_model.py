@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from millstream.config import ModelSpec
+from millstream.deadline import Deadline
 from millstream.engine.owner import describe
 from millstream.errors import EngineDied, EngineGone, LoadCancelled, MillstreamError, ModelError
 from millstream.model_facts import UNDESCRIBED, LoadProgress
@@ -242,15 +243,16 @@ class ManagedModel:
     async def close(self, reason: str, grace: float, patience: float) -> bool:
         """The server stops. Returns True if the engine freed its model in time."""
         self._closed = reason
+        drained, end = Deadline(grace), Deadline(grace + patience)
         freed = True
         if (change := self._change) is not None:
             cancelled = change.loads and change.cancel(EngineGone(reason, retry_after=None))
             asyncio.get_running_loop().call_later(grace, self._grace_over.set)
-            freed = await change.wait(min(patience, CANCELLED_LOAD_SECONDS) if cancelled else grace + patience)
+            freed = await change.wait(min(end.left, CANCELLED_LOAD_SECONDS) if cancelled else end.left)
         if self.model is not None:
             engine = self.model.engine
-            await asyncio.wait([asyncio.ensure_future(engine.drained())], timeout=grace)
-            freed = await engine.stop(reason, patience)
+            await asyncio.wait([asyncio.ensure_future(engine.drained())], timeout=drained.left)
+            freed = await engine.stop(reason, end.left)
             if not freed:
                 engine.disown(reason)  # a process that hangs must not outlive the server
         self._state = ModelState.STOPPED

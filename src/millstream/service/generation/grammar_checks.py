@@ -136,9 +136,8 @@ class GrammarChecks:
         tasks = [check.task for check in self._checks.values()]
         for task in tasks:
             task.cancel()
+        await asyncio.gather(self._quick.close(), self._slow.close())  # first: a job that hangs would be waited for
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._quick.close()
-        await self._slow.close()
 
     async def _run(self, grammar: Grammar) -> Grammar:
         try:

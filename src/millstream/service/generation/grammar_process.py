@@ -7,7 +7,6 @@ of the child can be killed, and its death means that the grammar is refused.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import signal
@@ -25,7 +24,7 @@ CLOCK_FACTOR = 10
 START_SECONDS = 60
 """Seconds for the child to start."""
 STOP_SECONDS = 5
-"""Seconds for the child to stop a job."""
+"""Seconds for the child to stop a job, and to be gone once it is killed."""
 
 MAX_REPLY_BYTES = 16 << 20
 
@@ -69,10 +68,11 @@ class GrammarProcess:
         child, self._child = self._child, None
         if child is None:
             return
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await asyncio.shield(child.wait())
+        sandbox.signal_group(child.pid, signal.SIGKILL)
+        # It returns once all have closed the child's pipes, and who has left its group may hold them.
+        _, left = await asyncio.wait([asyncio.ensure_future(child.wait())], timeout=STOP_SECONDS)
+        if left:
+            log.warning("the process %d that checks grammars was killed and does not end", child.pid)
         assert child.stdin is not None
         child.stdin.close()
 
@@ -121,6 +121,7 @@ async def _start() -> asyncio.subprocess.Process:
         stderr=asyncio.subprocess.DEVNULL,
         env=sandbox.environment(),
         limit=MAX_REPLY_BYTES,
+        start_new_session=True,  # a group of its own: the fork of a job ends with the child, also one that is stopped
     )
 
 

@@ -20,7 +20,7 @@ from typing import cast
 import orjson
 
 from millstream import sandbox
-from millstream.errors import BadRequest
+from millstream.errors import BadRequest, EngineGone
 from millstream.service.turnstile import turnstile
 from millstream.text.templates.abilities import ABLE, TemplateAbilities
 from millstream.text.templates.child import CPU_SECONDS, LENGTH, RENDERED
@@ -52,6 +52,8 @@ class TemplateHost:
         self._pool = pool
         self._starting = asyncio.Lock()
         self._child: _Child | None = None
+        self._compiling: _Child | None = None
+        """A child that has not compiled the template yet."""
         self._closed = False
         self.note = _NO_TEMPLATE if template is None else None
         self.abilities = ABLE
@@ -77,19 +79,25 @@ class TemplateHost:
             except _DiedEarlier:
                 continue
             except _Died as error:
+                if self._closed:
+                    raise self._unloaded() from error
                 raise BadRequest(str(error), param="messages") from error
 
     async def close(self) -> None:
         """Stops the child, even if `open` is still starting it, and waits for its exit. Safe to call more than once."""
         self._closed = True
-        await self._stop_child()
+        await self._stop_children()
         async with self._starting:
-            await self._stop_child()
+            await self._stop_children()
 
-    async def _stop_child(self) -> None:
-        if self._child is not None:
-            child, self._child = self._child, None
-            await child.stop()
+    async def _stop_children(self) -> None:
+        children = [child for child in (self._child, self._compiling) if child is not None]
+        self._child = self._compiling = None
+        await asyncio.gather(*(child.stop() for child in children))
+
+    @staticmethod
+    def _unloaded() -> EngineGone:
+        return EngineGone("the model is being unloaded")
 
     async def _running_child(self, template: TemplateSource) -> _Child:
         if self._child is not None and not self._child.dead:
@@ -101,9 +109,11 @@ class TemplateHost:
 
     async def _start_child(self, template: TemplateSource) -> _Child:
         if self._closed:
-            raise BadRequest("the model is being unloaded")
-        child = await _Child.start(self._pool)
+            raise self._unloaded()
+        child = self._compiling = await _Child.start(self._pool)
         try:
+            if self._closed:
+                raise self._unloaded()
             found = await child.ask(orjson.dumps({"source": template.source, "tokens": dict(template.tokens)}))
             self.abilities = TemplateAbilities.from_json(orjson.loads(found))
         except (_Died, _DiedEarlier) as error:
@@ -111,6 +121,8 @@ class TemplateHost:
         except BaseException:
             await child.stop()
             raise
+        finally:
+            self._compiling = None
         return child
 
 
@@ -143,6 +155,7 @@ class _Child(asyncio.Protocol):
 
     def __init__(self, process: subprocess.Popen[bytes], pool: Executor) -> None:
         self.dead = False
+        self._stopping = False
         self._process = process
         self._pool = pool
         self._loop = asyncio.get_running_loop()
@@ -195,6 +208,7 @@ class _Child(asyncio.Protocol):
 
     async def stop(self) -> None:
         """Closes the socket, upon which an idle child exits, and waits until the process is gone."""
+        self._stopping = True
         if self._transport is not None:
             self._transport.close()
         await asyncio.wait([self._gone])
@@ -252,7 +266,7 @@ class _Child(asyncio.Protocol):
         code = self._process.returncode
         if code == -signal.SIGPROF:
             return f"the model's chat template took more than {CPU_SECONDS:g} s of CPU time"
-        if self._replies:
+        if self._replies and not self._stopping:
             log.warning("the chat template process exited unexpectedly with code %d", code)
         return "the process that renders the model's chat template ended unexpectedly. Try again"
 

@@ -24,6 +24,7 @@ from mcp.types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from millstream.config import ToolServerSpec
+from millstream.sandbox import signal_group
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -175,9 +176,3 @@ async def _has_ended(process: Process) -> bool:
     with anyio.move_on_after(EXIT_SECONDS):
         await process.wait()  # and for its pipes, which a child of it may hold open: the group gets the signals
     return process.returncode is not None
-
-
-def signal_group(group: int, number: signal.Signals) -> None:
-    # Without members there is no group; macOS forbids to signal one whose members have all ended.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)

@@ -22,8 +22,9 @@ from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotifica
 from millstream import __version__
 from millstream.config import ToolServerSpec
 from millstream.errors import ToolServerFailed
+from millstream.sandbox import signal_group
 from millstream.service.mcp.listing import ToolListing
-from millstream.service.mcp.process import ErrorOutput, signal_group
+from millstream.service.mcp.process import ErrorOutput
 from millstream.service.mcp.results import bounded, tool_output
 from millstream.service.mcp.transport import transport
 from millstream.service.ports import ServerTool, ToolOutput, ToolServerCard

@@ -32,9 +32,6 @@ STACK = 2 << 20
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which stops this child
-    if sys.platform != "win32":
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.nice(NICE)
     sandbox.limit(memory=MEMORY, stack=STACK)
     check_grammar(Grammar("regex", "a"))  # builds what all forks share

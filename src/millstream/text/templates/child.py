@@ -11,6 +11,7 @@ abilities as JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -32,7 +33,8 @@ CPU_SECONDS = 5.0
 
 def main() -> None:
     sandbox.limit(memory=MEMORY)
-    with socket.socket(fileno=0) as link:
+    # A parent that has closed the socket wants no reply: it stops, or this took too long.
+    with socket.socket(fileno=0) as link, contextlib.suppress(ConnectionError):
         template: ChatTemplate | None = None
         while (job := _receive(link)) is not None:
             # CPU time, so that a busy machine does not count. The signal is not handled, so it ends the process even
