@@ -41,6 +41,10 @@ def stuffed(unit: bytes) -> bytes:
     return body.replace(b'"HERE"', unit * (8_000_000 // len(unit)) + b"1")
 
 
+def unknown(count: int) -> dict[str, int]:
+    return {f"k{number}": 1 for number in range(count)}
+
+
 ATTACKS: dict[str, tuple[str, Callable[[], dict[str, Any] | bytes], str]] = {
     "long stop strings": ("chat/completions", lambda: chat(stop=["a" * 1_000_000] * 4, n=4), "at most 1024"),
     "a prompt of 8 MB": ("completions", lambda: {"prompt": "hello world " * 700_000}, "far more tokens"),
@@ -54,6 +58,8 @@ ATTACKS: dict[str, tuple[str, Callable[[], dict[str, Any] | bytes], str]] = {
     "millions of lists": ("chat/completions", lambda: stuffed(b"[],"), "more than 100000 objects and lists"),
     "millions of objects": ("chat/completions", lambda: stuffed(b'{"a":1},'), "more than 100000 objects and lists"),
     "millions of strings": ("chat/completions", lambda: stuffed(b'"",'), "more than 2000000 values"),
+    "millions of keys": ("chat/completions", lambda: chat(**unknown(500_000)), "more than 300000 keys"),
+    "thousands of unknown keys": ("chat/completions", lambda: chat(**unknown(50_000)), "more than 1000 parameters"),
     "a template that loops": ("chat/completions", lambda: chat("loop"), "CPU time"),
     "a template that multiplies": ("chat/completions", lambda: chat("grow"), "1024 MiB"),
 }

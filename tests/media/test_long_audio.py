@@ -6,6 +6,7 @@ import importlib.util
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
 import av
 import numpy as np
@@ -16,6 +17,7 @@ from millstream import sandbox
 from millstream.errors import MediaRefused
 from millstream.media import long_audio
 from millstream.media.audio import open_audio
+from millstream.media.decoder_stream import SampleStream, decode_samples
 from millstream.media.limits import MediaLimits
 from millstream.media.long_audio import likely_seconds, open_long_audio
 from millstream.speech_types import Samples
@@ -74,8 +76,16 @@ def test_a_silent_file_may_be_longer_than_its_size_lets_expect() -> None:
     data = buffer.getvalue()
     expected = likely_seconds(data, LIMITS)
     assert expected < 600
-    assert open_long_audio(data, LIMITS, expected) is None
-    assert len(opened(data)) == 16_000 * 600
+    samples, seconds = decode_samples(data, SampleStream("flac", 16_000, expected), LIMITS)
+    assert (len(samples), seconds) == (0, 600), "the file says it, so nothing was decoded"
+    silent = data[:21] + bytes([data[21] & 0xF0, 0, 0, 0, 0]) + data[26:]  # a header that does not say it
+    samples, seconds = decode_samples(silent, SampleStream("flac", 16_000, expected), LIMITS)
+    assert expected < len(samples) / 16_000 == seconds < expected + 2, "decoding stopped there"
+    for each in (data, silent):
+        assert open_long_audio(each, LIMITS, expected) is None
+        assert len(opened(each)) == 16_000 * 600
+    with pytest.raises(MediaRefused, match=r"over 300\.00 s long; this server takes at most 300 s"):
+        open_long_audio(data, replace(LIMITS, audio_seconds=300.0), 300.0)
 
 
 DAMAGED = {

@@ -11,6 +11,9 @@ from millstream.errors import BadRequest
 
 MAX_CONTAINERS = 100_000
 """Objects and lists. The longest conversations have a few thousand messages, with a handful each."""
+MAX_KEYS = 300_000
+"""Keys of all objects, counted by colons: each takes ten times as long as a number. A `logit_bias` may name every token
+of a vocabulary."""
 MAX_VALUES = 2_000_000
 """Values, counted by commas. Numbers are cheap, and a prompt may be a list of token ids."""
 
@@ -19,13 +22,17 @@ _SLICE = 262_144
 
 
 def check_counts(raw: bytes) -> int:
-    """Returns the number of objects and lists. Raises `BadRequest` if there are too many of them, or of values."""
-    containers = values = 0
+    """Returns the number of objects and lists. Raises `BadRequest` if there are too many of them, or of keys or
+    values."""
+    containers = keys = values = 0
     for piece in outside_strings(raw):
         containers += piece.count(b"[") + piece.count(b"{")
+        keys += piece.count(b":")
         values += piece.count(b",")
         if containers > MAX_CONTAINERS:
             raise BadRequest(f"The request body has more than {MAX_CONTAINERS} objects and lists.")
+        if keys > MAX_KEYS:
+            raise BadRequest(f"The request body has more than {MAX_KEYS} keys.")
         if values > MAX_VALUES:
             raise BadRequest(f"The request body has more than {MAX_VALUES} values.")
     return containers

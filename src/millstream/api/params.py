@@ -27,6 +27,8 @@ MAX_LOGGED = 32
 """Ignored parameters that one log line names."""
 MAX_COMPARED = 64
 """Unknown names that are compared with known ones: it takes time, and a client may send thousands."""
+MAX_UNKNOWN = 1_000
+"""Names that nobody knows, in one request. No client has so many."""
 RESEMBLES = 0.8
 """From this similarity on, an unknown name counts as a misspelled one."""
 
@@ -66,12 +68,24 @@ def split_parameters(
             if value is not None and not any(_same(value, neutral) for neutral in unsupported[name]):
                 raise UnsupportedParameter(f"{prefix}{name} is not supported by this server.", param=prefix + name)
         else:
-            if name not in ignored and unknown < MAX_COMPARED:
+            if name not in ignored:
                 unknown += 1
-                _refuse_typo(name, known, prefix)
+                _refuse_unknown(name, unknown, known, prefix)
             if value is not None:
                 left_out.append(prefix + name)
     return served, left_out
+
+
+def _refuse_unknown(name: str, count: int, known: Collection[str], prefix: str) -> None:
+    """`count`: how many unknown names there are so far, this one among them."""
+    if count > MAX_UNKNOWN:
+        raise UnknownParameter(
+            f"The request has more than {MAX_UNKNOWN} parameters that this API does not know, such as "
+            f"{prefix}{ascii(name[:MAX_QUOTED])[1:-1]}.",
+            param=(prefix + name)[:MAX_QUOTED],
+        )
+    if count <= MAX_COMPARED:
+        _refuse_typo(name, known, prefix)
 
 
 def log_ignored(names: Sequence[str]) -> None:

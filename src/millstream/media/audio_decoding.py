@@ -11,7 +11,17 @@ import numpy.typing as npt
 from millstream.errors import MediaRefused
 from millstream.media.container import open_isolated
 
+EXACT = ("flac", "ogg", "mov", "matroska")
+"""Containers whose files say how long they are. Of others FFmpeg guesses it from the bit rate."""
 CODECS = ("mp3", "aac", "flac", "vorbis", "opus", "alac")
+
+
+class LongerAudio(Exception):
+    """The file says that it is longer than what is wanted of it: this many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
 
 
 def decode(data: bytes, container: str, rate: int, seconds: float) -> npt.NDArray[np.float32]:
@@ -20,8 +30,11 @@ def decode(data: bytes, container: str, rate: int, seconds: float) -> npt.NDArra
     return np.concatenate(list(pieces(data, container, rate, seconds)))
 
 
-def pieces(data: bytes, container: str, rate: int, seconds: float) -> Iterator[npt.NDArray[np.float32]]:
-    """Like `decode`, as it is decoded: at least one piece."""
+def pieces(
+    data: bytes, container: str, rate: int, seconds: float, *, whole: bool = False
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Like `decode`, as it is decoded: at least one piece. With `whole`, raises `LongerAudio` before anything is
+    decoded if the file says so: silence takes few bytes and many samples."""
     with open_isolated(data, container, "audio file") as file:
         if not file.streams.audio:
             raise MediaRefused("the audio file has no audio stream; send one that has")
@@ -31,6 +44,9 @@ def pieces(data: bytes, container: str, rate: int, seconds: float) -> Iterator[n
             raise MediaRefused(
                 f"the audio codec {codec} is not supported. Send WAV, or one of these: {', '.join(CODECS)}"
             )
+        declared = _declared_seconds(stream) if container in EXACT else 0.0
+        if whole and declared > seconds + 1:
+            raise LongerAudio(declared)
         # Channels are averaged in `_mono`: FFmpeg's own downmix would make two equal channels louder.
         resampler = av.AudioResampler(format="fltp", layout=stream.codec_context.layout, rate=rate)
         remaining = most = int(seconds * rate) + rate
@@ -47,6 +63,11 @@ def pieces(data: bytes, container: str, rate: int, seconds: float) -> Iterator[n
             yield mono
     if remaining == most:
         raise MediaRefused("the audio file has no samples that can be decoded")
+
+
+def _declared_seconds(stream: av.AudioStream) -> float:
+    """0 if the file does not say."""
+    return 0.0 if stream.duration is None or stream.time_base is None else float(stream.duration * stream.time_base)
 
 
 def _mono(frame: av.AudioFrame) -> npt.NDArray[np.float32]:

@@ -61,10 +61,12 @@ def _send_samples(data: bytes, job: dict[str, Any]) -> None:
     """Writes samples as they are decoded. The last line of stderr says whether all of it went well."""
     status: dict[str, object] = {"done": True}
     try:
-        for piece in audio_decoding.pieces(data, job["container"], job["rate"], job["longest"]):
+        for piece in audio_decoding.pieces(data, job["container"], job["rate"], job["longest"], whole=True):
             sys.stdout.buffer.write(piece.tobytes())
     except MediaRefused as error:
         status = {"refused": error.message}
+    except audio_decoding.LongerAudio as longer:
+        status = {"longer": longer.seconds}
     sys.stdout.buffer.flush()
     sys.stderr.write("\n" + json.dumps(status) + "\n")
 

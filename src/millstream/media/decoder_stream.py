@@ -12,7 +12,7 @@ import selectors
 import subprocess
 import time
 from dataclasses import asdict, dataclass
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -42,8 +42,9 @@ class SampleStream:
     """Seconds. Decoding stops a moment later."""
 
 
-def decode_samples(data: bytes, job: SampleStream, limits: MediaLimits) -> Samples:
-    """Raises `MediaRefused`."""
+def decode_samples(data: bytes, job: SampleStream, limits: MediaLimits) -> tuple[Samples, float]:
+    """The samples, and how many seconds the file has, as far as it was read. A file that says itself that it is longer
+    than wanted is not decoded: then there are no samples. Raises `MediaRefused`."""
     check_pyav(_LABEL, f"WAV needs no decoder: {CONVERT_HINT}", extra="audio")
     seconds = limits.timeout + job.longest / PACE
     argument = {**asdict(job), "kind": "samples", "pixels": 0, "seconds": seconds, "bytes": len(data)}
@@ -61,9 +62,10 @@ def decode_samples(data: bytes, job: SampleStream, limits: MediaLimits) -> Sampl
     status = exchange.status()
     if "refused" in status:
         raise MediaRefused(status["refused"])
-    if code or "done" not in status:
+    if code or not status.keys() & {"done", "longer"}:
         raise decoding_failed(_LABEL, "audio", code, exchange.errors)
-    return np.frombuffer(exchange.received, np.float32)
+    samples = np.frombuffer(exchange.received, np.float32)
+    return samples, float(status.get("longer", len(samples) / job.rate))
 
 
 class _Exchange:
@@ -93,12 +95,12 @@ class _Exchange:
                 for key, _ in selector.select(self._remaining()):
                     key.data()
 
-    def status(self) -> dict[str, str]:
+    def status(self) -> dict[str, Any]:
         """What the child's last line says; empty if it crashed."""
         last = self.errors.rstrip().rpartition(b"\n")[2]
         if not last.startswith(b"{"):
             return {}
-        status: dict[str, str] = json.loads(last)
+        status: dict[str, Any] = json.loads(last)
         return status
 
     def _remaining(self) -> float:

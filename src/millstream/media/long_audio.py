@@ -41,8 +41,7 @@ def open_long_audio(data: bytes, limits: MediaLimits, seconds: float) -> Samples
         return _from_wav(wav) if wav.seconds <= seconds else None
     if seconds <= 0:
         return None
-    samples = decode_samples(data, SampleStream(container, SPEECH_RATE, seconds), limits)
-    found = len(samples) / SPEECH_RATE
+    samples, found = decode_samples(data, SampleStream(container, SPEECH_RATE, seconds), limits)
     if found > seconds and seconds < limits.audio_seconds:
         return None
     check_length(found, f"over {_duration(limits.audio_seconds)}", limits, math.inf)  # decoding stopped there
