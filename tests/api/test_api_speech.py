@@ -7,7 +7,9 @@ import base64
 import importlib.util
 import json
 import logging
+import queue
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +24,7 @@ from millstream.api.openai.audio.speech_response import SpeechStream
 from millstream.api.openai.audio.speech_schema import MAX_INPUT, MAX_INSTRUCTIONS
 from millstream.api.writer import ClientStalled
 from millstream.errors import BadRequest, EngineBusy, StepFailed
-from millstream.media.audio_encoding import FORMATS, MEDIA_TYPES, AudioFormat
+from millstream.media.audio_encoding import FORMATS, MEDIA_TYPES, AudioEncoder, AudioFormat, open_encoder
 from millstream.speech_types import SpeechRequest
 from support.fake_speech import RATE, SENTENCES, FakeSpeechService
 from support.heard import heard, level
@@ -288,6 +290,46 @@ def test_a_client_that_leaves_cancels(
         assert speech.waiting.wait(WAIT) and not speech.cancelled.is_set()
     assert speech.cancelled.wait(WAIT) and speech.left_early
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+class Watched:
+    """An encoder that tells when it is closed."""
+
+    def __init__(self, encoder: AudioEncoder) -> None:
+        self._encoder = encoder
+        self.encode, self.finish = encoder.encode, encoder.finish
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self._encoder.close()
+        self.closed.set()
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": False}, {"stream_format": "sse"}])
+@pytest.mark.parametrize("end", ["whole", "left", "failed"])
+def test_encoders_are_closed_however_it_ends(
+    speech_port: int, speaker: FakeSpeechService, more: dict[str, Any], end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has threads, which the garbage collector leaves running until it finds a cycle."""
+    opened: queue.Queue[Watched] = queue.Queue()
+
+    def watched(form: AudioFormat, rate: int, *, whole: bool) -> Watched:
+        opened.put(Watched(open_encoder(form, rate, whole=whole)))
+        return opened.queue[-1]
+
+    monkeypatch.setattr(speech_response, "open_encoder", watched)
+    speaker.ends = end != "left"
+    if end == "failed":
+        speaker.pieces = (*SENTENCES, StepFailed("no"))
+    body = json.dumps({"input": "x", "response_format": "flac"} | more).encode()
+    with socket.create_connection(("127.0.0.1", speech_port), timeout=WAIT) as line:
+        line.sendall(b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        encoder = opened.get(timeout=WAIT)
+        if end == "left":
+            assert speaker.speeches.get(timeout=WAIT).waiting.wait(WAIT) and not encoder.closed.is_set()
+        else:
+            assert encoder.closed.wait(WAIT)
+    assert encoder.closed.wait(WAIT)
 
 
 def test_a_client_that_does_not_read_stops_the_speech(speaker: FakeSpeechService) -> None:

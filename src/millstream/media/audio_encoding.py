@@ -49,6 +49,10 @@ class AudioEncoder(Protocol):
         """The rest. Call it once."""
         ...
 
+    def close(self) -> None:
+        """Frees its threads and memory, whether or not it was finished. Safe to call twice."""
+        ...
+
 
 def require_format(form: AudioFormat) -> None:
     """Raises `AudioUnavailable` if the format needs an extra that is not installed."""
@@ -85,6 +89,9 @@ class _Pcm:
     def finish(self) -> bytes:
         return b"" if self._resampler is None else to_pcm16(self._resampler.finish())
 
+    def close(self) -> None:
+        """It holds nothing."""
+
 
 class _StreamedWav:
     """At the model's own rate. Its header does not know how much follows."""
@@ -99,6 +106,9 @@ class _StreamedWav:
     def finish(self) -> bytes:
         return self._header
 
+    def close(self) -> None:
+        """It holds nothing."""
+
 
 class _WholeWav:
     def __init__(self, rate: int) -> None:
@@ -112,3 +122,6 @@ class _WholeWav:
     def finish(self) -> bytes:
         body = b"".join(self._pieces)
         return wav_header(self._rate, len(body)) + body
+
+    def close(self) -> None:
+        self._pieces = []

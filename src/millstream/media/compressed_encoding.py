@@ -66,6 +66,10 @@ class CompressedEncoder:
         self._container.close()
         return self._output.getvalue() if isinstance(self._output, io.BytesIO) else self._output.take()
 
+    def close(self) -> None:
+        """An encoder has threads of its own. Left to the garbage collector, they stay until it finds the cycle."""
+        self._container.close()
+
     def _write(self, samples: Samples) -> None:
         if not len(samples):
             return

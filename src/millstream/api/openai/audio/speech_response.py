@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import TypeVar
 
 import numpy as np
 import orjson
@@ -17,6 +20,8 @@ from millstream.errors import BadRequest, MillstreamError
 from millstream.media.audio_encoding import MEDIA_TYPES, AudioEncoder, AudioFormat, open_encoder
 from millstream.service.ports import Speech, SpeechService
 from millstream.speech_types import Samples, SpeechRequest
+
+T = TypeVar("T")
 
 DELTA_BYTES = 48 * 1024
 """Of audio per event: some clients limit the length of a line."""
@@ -38,8 +43,8 @@ class WholeSpeech(ComputedResponse):
 
     async def compute(self) -> bytes:
         speech = await self._service.start(self._request)
+        pieces = AudioPieces(speech, self._form, whole=True)
         try:
-            pieces = AudioPieces(speech, self._form, whole=True)
             given = []
             async for piece in pieces:
                 given.append(piece)
@@ -52,6 +57,7 @@ class WholeSpeech(ComputedResponse):
             return b"".join(given)
         finally:
             speech.cancel()
+            pieces.close()
 
 
 class SpeechStream(ChunkedResponse):
@@ -73,6 +79,7 @@ class SpeechStream(ChunkedResponse):
         self._form: AudioFormat = form
         self._as_events = as_events
         self._speech: Speech | None = None
+        self._audio: AudioPieces | None = None
 
     @property
     def stream_format(self) -> StreamFormat:
@@ -80,7 +87,8 @@ class SpeechStream(ChunkedResponse):
 
     async def begin(self) -> None:
         self._speech = await self._service.start(self._request)
-        self._pieces = aiter(AudioPieces(self._speech, self._form))
+        self._audio = AudioPieces(self._speech, self._form)
+        self._pieces = aiter(self._audio)
         # Audio cannot say that it failed, so the headers wait for the first sentence.
         self._first = b"" if self._as_events else await anext(self._pieces)
 
@@ -112,10 +120,13 @@ class SpeechStream(ChunkedResponse):
     def stop(self, outcome: str) -> None:
         if self._speech is not None:
             self._speech.cancel()
+        if self._audio is not None:
+            self._audio.close()
 
 
 class AudioPieces:
-    """The bytes of a file, at least one piece, as sentences are ready. Encodes on a thread."""
+    """The bytes of a file, at least one piece, as sentences are ready. Encodes on a thread. Whoever iterates it must
+    `close` it in any case."""
 
     def __init__(self, speech: Speech, form: AudioFormat, *, whole: bool = False) -> None:
         self._speech = speech
@@ -123,19 +134,47 @@ class AudioPieces:
         self._whole = whole
         self.seconds = 0.0
         """Of speech so far."""
+        self._encoder: AudioEncoder | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         rate = self._speech.sample_rate
-        encoder = await to_thread.run_sync(lambda: open_encoder(self._form, rate, whole=self._whole))
+        await _to_its_end(self._open, rate)
         async for samples in self._speech:
             self.seconds += len(samples) / 4 / rate
-            yield await to_thread.run_sync(_encode, encoder, samples)
-        yield await to_thread.run_sync(encoder.finish)
+            yield await _to_its_end(self._encode, samples)
+        yield await _to_its_end(self._finish)
+
+    def close(self) -> None:
+        """Closes the encoder, on a thread. Safe at any time when nothing iterates, and more than once."""
+        encoder, self._encoder = self._encoder, None
+        if encoder is not None:
+            asyncio.get_running_loop().run_in_executor(None, encoder.close)
+
+    def _open(self, rate: int) -> None:
+        self._encoder = open_encoder(self._form, rate, whole=self._whole)
+
+    def _encode(self, samples: bytes) -> bytes:
+        assert self._encoder is not None
+        floats: Samples = np.frombuffer(samples, np.float32)
+        return self._encoder.encode(floats)
+
+    def _finish(self) -> bytes:
+        assert self._encoder is not None
+        return self._encoder.finish()
 
 
-def _encode(encoder: AudioEncoder, samples: bytes) -> bytes:
-    floats: Samples = np.frombuffer(samples, np.float32)
-    return encoder.encode(floats)
+async def _to_its_end(work: Callable[..., T], *arguments: object) -> T:
+    """The result of work on a thread. If the caller is cancelled, it goes on when the work is done: an encoder must not
+    be closed while it encodes."""
+    task = asyncio.ensure_future(to_thread.run_sync(work, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        task.exception()  # so that asyncio does not log that nobody asked for it
+        raise
 
 
 def _deltas(audio: bytes) -> bytes:
