@@ -37,6 +37,7 @@ GROUND = {
     "sandbox",
     "request_context",
     "logs",
+    "exact_json",
     "__version__",
 }
 """Modules that every room may import. They import none of ours but each other."""

@@ -181,6 +181,24 @@ def test_streamed_calls_of_custom_tools(http, service):
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("form", ['{"text": "ls"}', '{"input": ["ls"]}', '{"inp', '"ls"'])
+def test_a_custom_call_of_another_form_is_streamed_as_it_is_sent_whole(http, service, form):
+    pieces = [(Delta(0, calls=(CallDelta(0, arguments=char),)),) for char in form]
+    service.steps = [
+        (Delta(0, calls=(CallDelta(0, "c1", "code"),)),),
+        *pieces,
+        (Delta(0, calls=(CallDelta(1, "c2", "now", "{}"),)),),
+        (Delta(0, finish_reason=FinishReason.TOOL_CALLS),),
+    ]
+    whole = post(http, tools=[CODE, NOW]).json()["choices"][0]["message"]["tool_calls"]
+    lines = post(http, tools=[CODE, NOW], stream=True).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    pieces = [piece for chunk in chunks for piece in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert "".join(piece["custom"]["input"] for piece in pieces if "custom" in piece) == form
+    assert whole[0]["custom"]["input"] == form
+    assert [piece["index"] for piece in pieces] == sorted(piece["index"] for piece in pieces)
+
+
 @pytest.mark.parametrize("text", ["", "plain", 'a "b" \\ \n', "😀😀", "\\ud83d", "a\\\\😀", "\ud83d"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("ascii_only", [True, False])

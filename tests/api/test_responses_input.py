@@ -179,6 +179,16 @@ CASES: list[tuple[str, Any, list[dict[str, Any]]]] = [
 ]
 
 
+for nothing in ("", None, {}, "{}"):
+    CASES.append(
+        (
+            f"a call without arguments: {nothing!r}",
+            [{"type": "function_call", "call_id": "1", "name": "f", "arguments": nothing}],
+            [{"role": "assistant", "content": None, "tool_calls": [fn("1", "f")]}],
+        )
+    )
+
+
 @pytest.mark.parametrize("items, expected", [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_items_become_the_messages_of_the_chat_api(http, service, items, expected):
     assert sent(http, service, items) == expected
@@ -260,6 +270,16 @@ def test_the_same_conversation_by_previous_response_id(http, service):
         {"role": "user", "content": "go on"},
     ]
     assert third["status"] == "completed" and len(service.messages) == 5
+
+
+def test_an_answer_of_nothing_is_a_turn(http, service):
+    """Otherwise two turns of the user would stand together, which many templates refuse."""
+    service.scripts = [script(), HELLO]
+    first = http.post(PATH, json={"input": "hi"}).json()
+    assert http.post(PATH, json={"input": "hi", "previous_response_id": first["id"]}).status_code == 200
+    turns = [USER, {"role": "assistant", "content": ""}, USER]
+    assert service.messages == turns
+    assert sent(http, service, [USER, *first["output"], USER]) == turns
 
 
 def test_references_to_stored_items(http, service):

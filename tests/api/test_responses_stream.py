@@ -68,6 +68,7 @@ SCRIPTS: dict[str, Any] = {
     ),
     "a cut call": script(*call(0, "weather", '{"ci'), end=LENGTH),
     "logprobs": script(Delta(0, "hi", (HI,)), Delta(0, logprobs=(HALF,)), Delta(0, "🙂", (HALF,))),
+    "nothing at all": script(),
     "many tokens in one batch": script(
         [Delta(0, reasoning="a"), Delta(0, reasoning="b"), Delta(0, "c"), Delta(0, "d")]
     ),

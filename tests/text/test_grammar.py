@@ -7,16 +7,20 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import jsonschema
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.numpy import fill_next_token_bitmask
 from small_tokenizers import byte_fallback, byte_level, merged_names, unigram
 
 from millstream.errors import BadRequest, ModelError
+from millstream.exact_json import loads
 from millstream.text.grammars.check import check_grammar
 from millstream.text.grammars.grammar import MAX_CACHED, MAX_CACHED_BYTES, GrammarCompiler, vocabulary
 from millstream.text.loading import load_tokenizer
@@ -147,6 +151,46 @@ def test_text_that_names_an_added_token_is_text(make: Callable[[], tokenizers.To
             assert set(tokens).isdisjoint(tokenizer.added_tokens.values())
         for reference in (name, f"<[{number}]>"):
             assert walked(compiler, Grammar("lark", f'start: "<" {reference} "{name}" // <y>'))[1] == number
+
+
+EDGES = [2**power + step for power in (31, 53, 63, 64, 70) for step in (-2, -1, 0, 1)]
+SIGNED = [sign * edge for edge in EDGES for sign in (1, -1)]
+INTEGERS = st.one_of(st.sampled_from(SIGNED), st.integers(-(10**22), 10**22))
+
+
+@settings(max_examples=60, deadline=None)
+@given(low=INTEGERS, more=st.one_of(st.integers(0, 3), st.integers(0, 10**20)), exclusive=st.booleans())
+def test_no_answer_exceeds_the_limits_of_a_schema(tokenizer: Tokenizer, low: int, more: int, exclusive: bool) -> None:
+    compiler = GrammarCompiler(lambda: tokenizer)
+    least = {"exclusiveMinimum": low - 1} if exclusive else {"minimum": low}
+    for schema in ({"type": "integer", **least, "maximum": low + more}, {"enum": [low, [low + more]]}, {"const": low}):
+        try:
+            grammar = check_grammar(Grammar("json_schema", json.dumps(schema)))
+        except BadRequest as error:
+            assert "cannot enforce exactly" in error.message
+            assert max(abs(low - 1), abs(low + more)) >= 2**53
+            continue
+        tokens = [token for token in walked(compiler, grammar) if token < 256]
+        answer = loads(tokenizer.decode(tokens))
+        assert answer in schema.get("enum", [low]) if "type" not in schema else low <= answer <= low + more
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "lark"])
+def test_a_number_that_cannot_be_enforced_is_named(kind: Literal["json_schema", "lark"]) -> None:
+    """llguidance would let the answer have another number."""
+    for schema, found in (
+        ('{"const": 18446744073709551616}', "18446744073709551616 as 'const'"),
+        ('{"properties": {"const": {"enum": ["x", {"y": [9007199254740993]}]}}}', "9007199254740993 as 'enum'"),
+        ('{"anyOf": [{"type": "integer", "minimum": -9223372036854775808}]}', "-9223372036854775808 as 'minimum'"),
+        ('{"const": 3.14159265358979323846}', "3.14159265358979323846 as 'const'"),
+        ('{"const": 1e400}', "1e400 as 'const'"),
+    ):
+        source = schema if kind == "json_schema" else f'start: "%json" value\nvalue: %json {schema}'
+        with pytest.raises(BadRequest) as refused:
+            check_grammar(Grammar(kind, source))
+        assert found in refused.value.message
+    for schema in ('{"const": 1E5, "default": 0.10}', '{"type": "integer", "maximum": 18446744073709551615}'):
+        check_grammar(Grammar("json_schema", schema))
 
 
 def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.api.json_bounds import check_counts
 from millstream.errors import BadRequest, Overloaded, TooLarge
+from millstream.exact_json import deeper_than, dumps, loads_values, may_change
 
 T = TypeVar("T")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -134,24 +135,25 @@ async def parse_json(raw: bytes, parse: Callable[[dict[str, object]], T], what: 
 
 
 def _small_object(raw: bytes, what: str) -> dict[str, object]:
-    return _object(raw, raw.count(b"[") + raw.count(b"{"), what)
+    return _object(raw, raw.count(b"[") + raw.count(b"{"), may_change(raw), what)
 
 
 def _large_object(raw: bytes, what: str) -> dict[str, object]:
-    return _object(raw, check_counts(raw), what)
+    return _object(raw, *check_counts(raw), what)
 
 
-def _object(raw: bytes, containers: int, what: str) -> dict[str, object]:
-    """`containers` is an upper bound on the number of objects and lists."""
+def _object(raw: bytes, containers: int, changes: bool, what: str) -> dict[str, object]:
+    """`containers` is an upper bound on the number of objects and lists. `changes`: the value of a number
+    `may_change`."""
     if not raw:
         raise BadRequest(f"The {what} is empty; a JSON object was expected.")
     try:
-        value = orjson.loads(raw)
+        value = loads_values(raw, changes=changes)
     except orjson.JSONDecodeError as error:
         raise _invalid_json(raw, error, what) from error
     if not isinstance(value, dict):
         raise BadRequest(f"The {what} must be a JSON object, not {_quoted(value)}.")
-    if containers > MAX_DEPTH and _deeper_than(MAX_DEPTH, value):
+    if containers > MAX_DEPTH and deeper_than(MAX_DEPTH, value):
         raise BadRequest(f"The {what} is nested deeper than {MAX_DEPTH} levels.")
     return value
 
@@ -162,23 +164,6 @@ def _invalid_json(raw: bytes, error: orjson.JSONDecodeError, what: str) -> BadRe
     except UnicodeDecodeError as bad:
         return BadRequest(f"The {what} is not valid UTF-8: {bad.reason} at byte {bad.start}.")
     return BadRequest(f"The {what} is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).")
-
-
-def _deeper_than(limit: int, value: object) -> bool:
-    """Walks level by level, without recursion, since the input may be hostile."""
-    level = [value]
-    for _ in range(limit):
-        children = [child for node in level for child in _children(node)]
-        level = [child for child in children if isinstance(child, dict | list)]
-        if not level:
-            return False
-    return True
-
-
-def _children(node: object) -> Iterable[object]:
-    if isinstance(node, dict):
-        return node.values()
-    return node if isinstance(node, list) else ()
 
 
 def validated(model: type[_Model], values: dict[str, object]) -> _Model:
@@ -229,5 +214,5 @@ def _quoted(value: object) -> str:
         value = value[:60]
     elif isinstance(value, list | dict) and len(value) > 60:
         return "a list" if isinstance(value, list) else "an object"
-    text = orjson.dumps(value).decode()
+    text = dumps(value).decode()
     return text if len(text) <= 60 else text[:57] + "..."

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import orjson
 from starlette.responses import Response
 
 from millstream.errors import MillstreamError, Unauthorized
+from millstream.exact_json import dumps
 
 JSON_TYPE = "application/json"
 MESSAGE_LENGTH = 2000
@@ -65,4 +65,4 @@ class ErrorFormat:
 
 
 def json_response(value: object, *, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status_code=status, media_type=JSON_TYPE)
+    return Response(dumps(value), status_code=status, media_type=JSON_TYPE)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.errors import BadRequest
+from millstream.exact_json import dumps_text
 
 MAX_TOOLS = 512
 NAME_PATTERN = r"[a-zA-Z0-9_.-]{1,128}"
@@ -32,6 +33,16 @@ def function_tool(
     # Chat templates use all three without checking whether they are present, and write them in this order.
     schema = {"type": "object", "properties": {}} if parameters is None else parameters
     return {"type": "function", "function": {"name": name, "description": description or "", "parameters": schema}}
+
+
+def arguments_text(arguments: object, param: str) -> str:
+    """Returns the arguments of a call in a history as JSON: clients send the text that they got, or the object in it.
+    No text and null stand for no arguments."""
+    if isinstance(arguments, dict):
+        return dumps_text(arguments)
+    if arguments is not None and not isinstance(arguments, str):
+        raise BadRequest(f"{param} must be an object, or its JSON as a string.", param=param)
+    return arguments or "{}"
 
 
 def check_names(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> None:

@@ -1,4 +1,4 @@
-"""Counts the values of a large JSON body before it is parsed.
+"""Looks through a large JSON body before it is parsed: counts its values, and finds numbers of unusual size.
 
 The parser holds the GIL until it is done, and a body of tiny values takes a hundred times as long as one of text.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millstream.errors import BadRequest
+from millstream.exact_json import may_change
 
 MAX_CONTAINERS = 100_000
 """Objects and lists. The longest conversations have a few thousand messages, with a handful each."""
@@ -19,13 +20,19 @@ MAX_VALUES = 2_000_000
 
 _SLICE = 262_144
 """Bytes that are scanned at a time, so that other threads can run in between."""
+_OVERLAP = 32
+"""Bytes in which a number of unusual size can be recognised."""
 
 
-def check_counts(raw: bytes) -> int:
-    """Returns the number of objects and lists. Raises `BadRequest` if there are too many of them, or of keys or
-    values."""
+def check_counts(raw: bytes) -> tuple[int, bool]:
+    """Returns the number of objects and lists, and whether the value of a number `may_change`. Raises `BadRequest` if
+    there are too many objects, lists, keys or values."""
     containers = keys = values = 0
+    changes = False
+    last = b""
     for piece in outside_strings(raw):
+        changes = changes or may_change(last + piece)
+        last = piece[-_OVERLAP:]
         containers += piece.count(b"[") + piece.count(b"{")
         keys += piece.count(b":")
         values += piece.count(b",")
@@ -35,7 +42,7 @@ def check_counts(raw: bytes) -> int:
             raise BadRequest(f"The request body has more than {MAX_KEYS} keys.")
         if values > MAX_VALUES:
             raise BadRequest(f"The request body has more than {MAX_VALUES} values.")
-    return containers
+    return containers, changes
 
 
 def outside_strings(raw: bytes) -> Iterator[bytes]:

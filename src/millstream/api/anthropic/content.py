@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.errors import BadRequest, UnsupportedParameter
+from millstream.exact_json import dumps_text
 from millstream.types import MediaPart
 
 Block = Mapping[str, Any]
@@ -147,9 +147,9 @@ def _compaction(block: Block, path: str) -> str:
 def _hosted(kind: str, block: Block) -> str:
     """A call that ran at Anthropic, or its result. What is encrypted there is of no use here."""
     if kind.endswith("_tool_use"):
-        text = json.dumps(block.get("input"), ensure_ascii=False)
+        text = dumps_text(block.get("input"))
         return _tagged(kind, text, {"name": str(block.get("name", ""))})
-    return _tagged(kind, json.dumps(_readable(block.get("content")), ensure_ascii=False), {})
+    return _tagged(kind, dumps_text(_readable(block.get("content"))), {})
 
 
 def _readable(value: object) -> object:
@@ -159,7 +159,7 @@ def _readable(value: object) -> object:
 
 
 def _tagged(tag: str, text: str, attributes: Mapping[str, str]) -> str:
-    shown = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in attributes.items() if value)
+    shown = "".join(f" {name}={dumps_text(value)}" for name, value in attributes.items() if value)
     return f"<{tag}{shown}>\n{text}\n</{tag}>\n"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from millstream.api.anthropic.content import Block, Part, block_list, joined, parse_part, text_field, text_part
+from millstream.api.functions import arguments_text
 from millstream.api.volatile import without_volatile
 from millstream.errors import BadRequest
 from millstream.service.ports import Seal
@@ -94,7 +94,7 @@ def _call(block: Block, path: str) -> dict[str, object]:
     arguments = block.get("input", {})
     if not isinstance(arguments, dict):
         raise BadRequest(f"{path}.input must be an object.", param=f"{path}.input")
-    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    function = {"name": name, "arguments": arguments_text(arguments, f"{path}.input")}
     return {"id": call_id, "type": "function", "function": function}
 
 

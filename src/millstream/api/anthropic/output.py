@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from millstream.api.errors import printable
+from millstream.exact_json import loads
 from millstream.types import Delta, FinishReason, Usage
 
 log = logging.getLogger(__name__)
@@ -90,11 +91,19 @@ def call_input(arguments: str) -> dict[str, Any]:
     """The arguments of a call as an object. Of a call that `max_tokens` cut, as much as there is: clients that add up
     a stream find the same."""
     try:
-        value = from_json(arguments, allow_partial=True) if arguments.strip() else {}
+        value = _parsed(arguments) if arguments.strip() else {}
     except ValueError as error:  # nested too deeply; a client could not parse it either
         log.warning("the arguments of a call are left out: %s", printable(str(error)))
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _parsed(arguments: str) -> object:
+    found = from_json(arguments, allow_partial=True)
+    try:
+        return loads(arguments)
+    except ValueError:  # it was cut
+        return found
 
 
 _REASONS = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-import orjson
-
 from millstream.api.anthropic.errors import error_body
 from millstream.api.anthropic.output import (
     AnswerOptions,
@@ -23,6 +21,7 @@ from millstream.api.anthropic.output import (
 from millstream.api.sse import event
 from millstream.api.stream import StreamFormat
 from millstream.errors import MillstreamError
+from millstream.exact_json import dumps
 from millstream.service.ports import Seal
 from millstream.types import Delta, Usage
 
@@ -121,7 +120,7 @@ class MessageRenderer:
         self._ending.add(deltas)
         content = [self._block(block) for block in blocks(deltas)]
         message = self._message(content, usage_fields(usage, self._options))
-        return orjson.dumps(message | self._ending.fields())
+        return dumps(message | self._ending.fields())
 
     def _message(self, content: list[dict[str, object]], counts: dict[str, object]) -> dict[str, object]:
         return {
@@ -152,4 +151,4 @@ _DELTAS = {
 
 
 def _event(kind: str, **fields: object) -> bytes:
-    return event(orjson.dumps({"type": kind, **fields}), kind.encode())
+    return event(dumps({"type": kind, **fields}), kind.encode())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import orjson
-
 from millstream.api.render import joined_calls
+from millstream.exact_json import loads
 from millstream.types import CallDelta
 
 Fields = dict[str, object]
@@ -46,7 +45,7 @@ def call_fields(pieces: Sequence[CallDelta]) -> list[Fields]:
 
 def _object(text: str) -> dict[str, object] | None:
     try:
-        value = orjson.loads(text or "{}")
-    except orjson.JSONDecodeError:
+        value = loads(text or "{}")
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None

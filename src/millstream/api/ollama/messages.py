@@ -6,9 +6,9 @@ Templates need ids, so calls without one get an id, and results the id of their 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from millstream.api.functions import arguments_text
 from millstream.api.ollama.images import IMAGES, parse_images
 from millstream.api.volatile import stable_messages
 from millstream.errors import BadRequest
@@ -96,16 +96,10 @@ def _call(call: object, path: str, calls: _OpenCalls) -> dict[str, object]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise BadRequest(f"{path} must be an object with a function.", param=path)
-    name, arguments = _text(function, "name", f"{path}.function"), function.get("arguments")
+    name = _text(function, "name", f"{path}.function")
     if not name:
         raise BadRequest(f"{path}.function.name is required.", param=f"{path}.function.name")
-    if arguments is None:
-        arguments = {}
-    if isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(arguments, str):
-        param = f"{path}.function.arguments"
-        raise BadRequest(f"{param} must be an object.", param=param)
+    arguments = arguments_text(function.get("arguments"), f"{path}.function.arguments")
     call_id = _text(call, "id", path) or calls.new_id()
     calls.opened(call_id, name)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

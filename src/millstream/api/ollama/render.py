@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import orjson
-
 from millstream.api.ollama.calls import CallCollector, call_fields
 from millstream.api.ollama.errors import error_body
 from millstream.api.ollama.timing import Stopwatch
 from millstream.api.render import per_choice
 from millstream.api.stream import StreamFormat
 from millstream.errors import MillstreamError
+from millstream.exact_json import dumps
 from millstream.types import Delta, FinishReason, TextLogprob, Usage
 
 Fields = dict[str, object]
@@ -71,7 +70,7 @@ class _LineRenderer:
         if choice.finish_reason is not None:
             self._reason = _REASONS.get(choice.finish_reason, "stop")
         output = self._output(choice.text, choice.reasoning, call_fields(choice.calls))
-        return orjson.dumps(self._frame() | output | _logprobs(choice.logprobs) | self._end(usage))
+        return dumps(self._frame() | output | _logprobs(choice.logprobs) | self._end(usage))
 
     def loaded(self, reason: str) -> Fields:
         """The answer to a request that only loads or unloads the model."""
@@ -104,7 +103,7 @@ class GenerateLines(_LineRenderer):
 
 
 def _line(fields: Fields) -> bytes:
-    return orjson.dumps(fields) + b"\n"
+    return dumps(fields) + b"\n"
 
 
 def _logprobs(tokens: Sequence[TextLogprob]) -> Fields:

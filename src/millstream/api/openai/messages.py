@@ -6,10 +6,10 @@ Clients send assistant messages back with everything that they got, added or kee
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from millstream.api.functions import arguments_text
 from millstream.api.openai.custom_tools import input_arguments
 from millstream.api.openai.parts import parse_content
 from millstream.api.volatile import stable_messages
@@ -137,14 +137,8 @@ def _call(call: Fields, path: str) -> dict[str, Any]:
 
 
 def _function_call(call_id: str, function: Fields, path: str) -> dict[str, Any]:
-    """Arguments are JSON in a string, as the server sends them, or an object if the client has parsed them."""
-    name, arguments = function.get("name"), function.get("arguments")
-    if arguments is None or arguments == "":
-        arguments = "{}"
+    name = function.get("name")
     if not isinstance(name, str):
         raise BadRequest(f"{path}.name must be a string.", param=f"{path}.name")
-    if isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(arguments, str):
-        raise BadRequest(f"{path}.arguments must be a string with a JSON object.", param=f"{path}.arguments")
+    arguments = arguments_text(function.get("arguments"), f"{path}.arguments")
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -19,8 +19,8 @@ class CallRenderer(Protocol):
         """The fields of a message with these calls."""
         ...
 
-    def delta(self, choice: int, call: CallDelta) -> Fields | None:
-        """The delta of a chunk, for a piece of a call of the choice with this number. None if it adds nothing."""
+    def deltas(self, choice: int, calls: Sequence[CallDelta], *, ended: bool) -> list[Fields]:
+        """The deltas of chunks, for pieces of calls of the choice with this number. `ended`: no more will follow."""
         ...
 
 
@@ -31,8 +31,8 @@ class ToolCalls:
 
     def __init__(self, custom: frozenset[str] = frozenset()) -> None:
         self._custom = custom
-        self._decoders: dict[tuple[int, int], InputDecoder] = {}
-        """Of calls of custom tools, by the numbers of their choice and of the call."""
+        self._decoders: dict[int, tuple[int, InputDecoder]] = {}
+        """Of the call of a custom tool that each choice is writing, with the number of the call."""
 
     def message(self, calls: Sequence[CallDelta]) -> Fields:
         return {"tool_calls": [self._whole(call) for call in calls]}
@@ -43,19 +43,32 @@ class ToolCalls:
             return _custom(call, decoder.push(call.arguments) + decoder.rest())
         return _function(call)
 
-    def delta(self, choice: int, call: CallDelta) -> Fields | None:
-        if call.id and call.name in self._custom:
-            self._decoders[choice, call.index] = InputDecoder()
-        decoder = self._decoders.get((choice, call.index))
-        piece: Fields | None
-        if decoder is not None:
-            text = decoder.push(call.arguments)
-            piece = _custom(call, text) if call.id else {"custom": {"input": text}} if text else None
-        elif call.id:
-            piece = _function(call)
-        else:
-            piece = {"function": {"arguments": call.arguments}} if call.arguments else None
-        return None if piece is None else {"tool_calls": [{"index": call.index} | piece]}
+    def deltas(self, choice: int, calls: Sequence[CallDelta], *, ended: bool) -> list[Fields]:
+        found: list[Fields] = []
+        for call in calls:
+            if call.id:
+                found += self._rest(choice)
+                if call.name in self._custom:
+                    self._decoders[choice] = call.index, InputDecoder()
+            if piece := self._piece(choice, call):
+                found.append(_delta(call.index, piece))
+            if call.void:
+                self._decoders.pop(choice, None)
+        return found + self._rest(choice) if ended else found
+
+    def _piece(self, choice: int, call: CallDelta) -> Fields:
+        if choice in self._decoders:
+            text = self._decoders[choice][1].push(call.arguments)
+            return _custom(call, text) if call.id else {"custom": {"input": text}} if text else {}
+        if call.id:
+            return _function(call)
+        return {"function": {"arguments": call.arguments}} if call.arguments else {}
+
+    def _rest(self, choice: int) -> list[Fields]:
+        """What is left of a custom tool's call that is complete: its arguments may have another form."""
+        index, decoder = self._decoders.pop(choice, (0, None))
+        text = decoder.rest() if decoder is not None else ""
+        return [_delta(index, {"custom": {"input": text}})] if text else []
 
 
 class FunctionCalls:
@@ -66,10 +79,13 @@ class FunctionCalls:
     def message(self, calls: Sequence[CallDelta]) -> Fields:
         return {"function_call": {"name": calls[0].name, "arguments": calls[0].arguments}}
 
-    def delta(self, choice: int, call: CallDelta) -> Fields | None:
-        if call.id:
-            return {"function_call": {"name": call.name, "arguments": call.arguments}}
-        return {"function_call": {"arguments": call.arguments}} if call.arguments else None
+    def deltas(self, choice: int, calls: Sequence[CallDelta], *, ended: bool) -> list[Fields]:
+        pieces = [{"arguments": call.arguments} | ({"name": call.name} if call.id else {}) for call in calls]
+        return [{"function_call": piece} for piece in pieces if "name" in piece or piece["arguments"]]
+
+
+def _delta(index: int, piece: Fields) -> Fields:
+    return {"tool_calls": [{"index": index} | piece]}
 
 
 def _function(call: CallDelta) -> Fields:

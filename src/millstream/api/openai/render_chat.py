@@ -65,8 +65,9 @@ class ChatRenderer:
             parts += (b'},"logprobs":', logprobs, b',"finish_reason":null', self._tail)
         elif delta.text:
             parts += (self._head, index, b',"delta":{"content":', orjson.dumps(delta.text), self._plain)
-        for call in joined_calls(delta.calls):
-            if (piece := self._calls.delta(delta.index, call)) is not None:
+        ended = delta.finish_reason is not None
+        if delta.calls or ended:
+            for piece in self._calls.deltas(delta.index, joined_calls(delta.calls), ended=ended):
                 parts += (self._head, index, b',"delta":', orjson.dumps(piece)[:-1], self._plain)
         if delta.finish_reason is not None:
             reason = orjson.dumps(self._finish(delta.finish_reason))

@@ -21,6 +21,7 @@ import orjson
 
 from millstream import sandbox
 from millstream.errors import BadRequest, EngineGone
+from millstream.exact_json import dumps
 from millstream.service.turnstile import turnstile
 from millstream.text.templates.abilities import ABLE, TemplateAbilities
 from millstream.text.templates.child import CPU_SECONDS, LENGTH, RENDERED
@@ -136,9 +137,9 @@ def render_job(template_input: TemplateInput, markers: Mapping[Kind, str] | None
         "markers": markers,
     }
     try:
-        size = len(orjson.dumps(job))
-        return orjson.dumps({**job, "limit": GROWTH_FACTOR * size + EXTRA_CHARACTERS})
-    except TypeError as error:
+        size = len(dumps(job))
+        return dumps({**job, "limit": GROWTH_FACTOR * size + EXTRA_CHARACTERS})
+    except ValueError as error:
         raise BadRequest("the text is not valid Unicode: it contains an unpaired surrogate") from error
 
 

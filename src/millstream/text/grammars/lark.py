@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from millstream.exact_json import first_value
 from millstream.text.grammars.json_escaped import CannotRewrite
 from millstream.types import Grammar
 
@@ -42,10 +43,10 @@ COMMON = {
 }
 """Terminals that `%import common.NAME` brings, as regular expressions."""
 
-_TOKEN_REFERENCE = re.compile(
-    r"""//[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/ | (?P<token> <\[[^\]\n]*\]> | <[^<>\s"]+> )""", re.VERBOSE
-)
-"""References to a model's tokens, outside of comments, strings and regular expressions."""
+_SKIPPED = r"""//[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\\n])+/"""
+"""Comments, strings and regular expressions."""
+_TOKEN_REFERENCE = re.compile(rf"""{_SKIPPED} | (?P<token> <\[[^\]\n]*\]> | <[^<>\s"]+> )""", re.VERBOSE)
+_SCHEMA = re.compile(rf"{_SKIPPED} | (?P<json> %json\s* )", re.VERBOSE)
 
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\f\r]+ | //[^\n]* | \#[^\n]*)
@@ -96,6 +97,21 @@ def _with_references(grammar: Grammar, new: Callable[[str], str]) -> Grammar:
         return grammar
     source = _TOKEN_REFERENCE.sub(lambda found: new(found[0]) if found["token"] else found[0], grammar.source)
     return replace(grammar, source=source)
+
+
+def json_schemas(source: str) -> list[object]:
+    """Returns the schemas in a grammar, up to the first one that is not JSON."""
+    schemas: list[object] = []
+    position = 0
+    while found := _SCHEMA.search(source, position):
+        position = found.end()
+        if found["json"]:
+            try:
+                value, position = first_value(source, position)
+            except ValueError:
+                break
+            schemas.append(value)
+    return schemas
 
 
 def lark_statements(source: str) -> Statements:

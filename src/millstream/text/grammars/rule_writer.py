@@ -6,11 +6,11 @@ wrote (the names of functions and parameters, the values of an enumeration) is t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.exact_json import dumps_text
 from millstream.text.grammars.tool_input import input_rules, literal, symbol
 from millstream.text.tool_formats.format import KeyedArguments, ReasoningMarkers
 from millstream.types import INPUT_PARAMETER, Grammar
@@ -114,7 +114,7 @@ class RuleWriter:
         return self.sequence(f"({FREE} ({tokens}))*" if tokens else "", end)
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        return self.rule("value", "%json " + json.dumps({**schema, "x-guidance": _COMPACT}, ensure_ascii=False))
+        return self.rule("value", "%json " + dumps_text({**schema, "x-guidance": _COMPACT}))
 
     def _argument(self, keyed: KeyedArguments, key: str, schema: Mapping[str, Any]) -> str:
         before = self.named(keyed.before, "{key}", key)

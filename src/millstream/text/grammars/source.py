@@ -9,6 +9,8 @@ import re
 
 from llguidance import LLMatcher, LLParserLimits
 
+from millstream.exact_json import loads_values
+from millstream.text.grammars.lark import json_schemas
 from millstream.types import Grammar
 
 COMPACT = {"whitespace_flexible": False, "key_separator": ": ?", "item_separator": ", ?"}
@@ -34,6 +36,16 @@ def llguidance_source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.source)
         case _:
             return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def schemas_of(grammar: Grammar) -> list[object]:
+    """Returns the schemas in a grammar, as far as they are JSON."""
+    if grammar.kind == "lark":
+        return json_schemas(grammar.source)
+    try:
+        return [loads_values(grammar.source.encode())] if grammar.kind == "json_schema" else []
+    except ValueError:
+        return []
 
 
 def title_of(grammar: Grammar) -> str:

@@ -6,12 +6,12 @@ text, it enforces that tool's grammar.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from millstream.errors import BadRequest
+from millstream.exact_json import loads
 from millstream.text.grammars.json_escaped import CannotRewrite
 from millstream.text.grammars.limits import MAX_TOOL_BYTES, check_schema
 from millstream.text.grammars.rule_writer import FREE, RuleWriter
@@ -105,7 +105,7 @@ def free_grammar(
     stops = _stops(ends)
     if answer is not None:
         calls_alone = f"(/{_SPACE}/ {writer.text(marker)} {block})+ /{_SPACE}/"
-        body = f"({calls_alone} | {writer.json(json.loads(answer.source))}) {stops}"
+        body = f"({calls_alone} | {writer.json(loads(answer.source))}) {stops}"
     elif marker in tokens:
         body = writer.sequence(f"({FREE} {writer.text(marker)} {block})*", FREE, stops)
     else:

@@ -20,6 +20,7 @@ from typing import Any
 
 from millstream import sandbox
 from millstream.errors import BadRequest, MillstreamError
+from millstream.exact_json import loads
 from millstream.text.templates.probe import probe
 from millstream.text.templates.template import END_OF_PROMPT, ChatTemplate
 
@@ -106,7 +107,7 @@ def _receive(link: socket.socket) -> dict[str, Any] | None:
     body = _receive_exactly(link, LENGTH.unpack(head)[0])
     if body is None:
         return None
-    job: dict[str, Any] = json.loads(body)
+    job: dict[str, Any] = loads(body.decode())
     return job
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from millstream.exact_json import dumps_text, loads
 from millstream.text.chat_format import ChatFormat
 from millstream.text.control_tokens import ControlTokens
 from millstream.text.templates.abilities import ABLE, STRICT, Arguments, TemplateAbilities
@@ -163,8 +163,8 @@ def _with_argument_objects(message: Message, chat_format: ChatFormat) -> Message
 def _arguments_object(call: dict[str, Any]) -> object:
     arguments = call["function"]["arguments"]
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = loads(arguments)
+    except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments
 
@@ -182,7 +182,7 @@ def _with_arguments(message: Message, form: Arguments) -> Message:
 def _with_argument_form(function: dict[str, Any], form: Arguments) -> dict[str, Any]:
     arguments = function["arguments"]
     if form is Arguments.STRING and not isinstance(arguments, str):
-        return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        return {**function, "arguments": dumps_text(arguments)}
     if form is Arguments.OBJECT and not isinstance(arguments, dict):
         return {**function, "arguments": {"arguments": arguments}}
     return function

@@ -5,7 +5,6 @@ Only `template_child` compiles and renders templates: see there for the reason.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from millstream.errors import BadRequest, ModelError
+from millstream.exact_json import dumps_text
 
 Message = Mapping[str, object]
 
@@ -71,7 +71,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Replaces Jinja's filter, which escapes for HTML: models were not trained on that."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return dumps_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

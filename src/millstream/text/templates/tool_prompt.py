@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.exact_json import dumps_text
 from millstream.text.templates.contents import joined, wrapped
 from millstream.text.templates.template import Message
 from millstream.text.tool_formats.format import CallSyntax
@@ -34,18 +34,18 @@ def write_calls(syntax: CallSyntax, calls: Sequence[tuple[str, Mapping[str, Any]
 def _arguments(syntax: CallSyntax, arguments: Mapping[str, Any]) -> str:
     keyed = syntax.arguments
     if keyed is None:
-        return json.dumps(arguments, ensure_ascii=False)
+        return dumps_text(arguments)
     items = []
     for key, value in arguments.items():
         plain = isinstance(value, str) and keyed.quote != '"'
-        text = f"{keyed.quote}{value}{keyed.quote}" if plain else json.dumps(value, ensure_ascii=False)
+        text = f"{keyed.quote}{value}{keyed.quote}" if plain else dumps_text(value)
         items.append(keyed.before.replace("{key}", key) + text + keyed.after)
     return keyed.between.join(items)
 
 
 def instructions(syntax: CallSyntax, tools: Sequence[Mapping[str, Any]]) -> str:
     """Returns the text that tells a model about its tools and how to call them."""
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    listed = "\n".join(dumps_text(tool["function"]) for tool in tools)
     example = write_calls(syntax, [("name-of-function", {"name-of-parameter": "value"})])
     return _RULES.replace("{tools}", listed).replace("{example}", example)
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from millstream.exact_json import number
 from millstream.text.tool_formats.format import NotACall
-from millstream.text.tool_formats.values import finite_float
 
 _SPACE = re.compile(r"\s*")
 _KEY = re.compile(r"[^\s\"':,{}\[\]<][^\"':,{}\[\]]*")
@@ -16,8 +16,6 @@ _WORD = re.compile(r"[^,{}\[\]]+")
 _LITERALS: dict[str, Any] = {"true": True, "false": False, "null": None, "none": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _MAX_DEPTH = 64
-_MAX_INT_LENGTH = 4000
-"""In characters. Python refuses to parse integers of more than 4300 digits."""
 
 
 class LenientJsonReader:
@@ -75,10 +73,9 @@ class LenientJsonReader:
         return found
 
     def _word(self) -> Any:
-        if number := _NUMBER.match(self._text, self.position):
-            self.position = number.end()
-            word = number[0]
-            return int(word) if word.lstrip("-").isdigit() and len(word) <= _MAX_INT_LENGTH else finite_float(word)
+        if found := _NUMBER.match(self._text, self.position):
+            self.position = found.end()
+            return number(found[0])
         word = self._match(_WORD).strip()
         return _LITERALS.get(word.lower(), word)
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from millstream.exact_json import Written, dumps_text, loads
 from millstream.text.tool_formats.format import NotACall, Schemas, ToolCall
 
 _BOOLEANS = {"true": True, "false": False}
 _NULLS = frozenset({"null", "none", "nil"})
 
 
-def finite_float(text: str) -> float:
-    """Parses a float and clamps it to the largest finite one: JSON has no infinity."""
-    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
-
-
 def parse_json(text: str) -> Any:
     """Parses JSON and allows line breaks in strings. Raises `NotACall` if the text is not JSON."""
     try:
-        return json.loads(text, strict=False, parse_float=finite_float, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return loads(text, strict=False)
+    except ValueError as error:
         raise NotACall(str(error)) from error
 
 
@@ -60,7 +54,7 @@ def make_call(name: object, arguments: object) -> ToolCall:
 def arguments_json(call: ToolCall) -> str:
     """Returns the arguments as strict JSON. Raises `NotACall` if that is impossible."""
     try:
-        text = json.dumps(dict(call.arguments), ensure_ascii=False, allow_nan=False)
+        text = dumps_text(dict(call.arguments), allow_nan=False)
         text.encode()
         call.name.encode()
     except UnicodeEncodeError:
@@ -132,7 +126,7 @@ def _number(text: str, *, integer: bool) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, float) and value.is_integer() and integer:
-        return int(value)
+        return value if isinstance(value, Written) else int(value)
     return None if integer and isinstance(value, float) else value
 
 
@@ -146,10 +140,6 @@ def _value_without_schema(text: str, stripped: str, *, closed: bool) -> Any:
 def _json_or_none(text: str) -> Any:
     """Parses JSON. Returns None if the text is not JSON; NaN and Infinity are not."""
     try:
-        return json.loads(text, strict=False, parse_float=finite_float, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        return loads(text, strict=False)
+    except ValueError:
         return None
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")

@@ -8,8 +8,6 @@ import secrets
 from dataclasses import fields as fields_of
 from typing import Any
 
-import orjson
-
 from millstream import realtime_types as types
 from millstream.api.openai.realtime.objects import (
     error_object,
@@ -18,6 +16,7 @@ from millstream.api.openai.realtime.objects import (
     response_object,
     session_object,
 )
+from millstream.exact_json import dumps
 from millstream.realtime_types import ServerEvent
 
 _TRANSCRIPT = "conversation.item.input_audio_transcription"
@@ -76,7 +75,7 @@ class EventRenderer:
         if self._beta and isinstance(event, types.SessionCreated | types.SessionUpdated):
             name = _BETA_TRANSCRIPTION[name] if event.session.kind == "transcription" else name
         value = {"type": name, "event_id": f"event_{self._start}{next(self._numbers):06x}", **self._fields(event)}
-        return orjson.dumps(value).decode()
+        return dumps(value).decode()
 
     def _fields(self, event: ServerEvent) -> dict[str, Any]:
         match event:

@@ -39,6 +39,8 @@ class OutputBuilder:
         self._items: list[tuple[OutputItem, str]] = []
         """The items with their status. A call that turned out to be none is removed."""
         self._growing: OutputItem | None = None
+        self._wrote = False
+        """True if this generation has written an item."""
         self._calls: dict[int, FunctionItem] = {}
         """The calls of this generation, by their index in its deltas."""
         self._logprobs: list[TextLogprob] = []
@@ -70,14 +72,17 @@ class OutputBuilder:
         return events
 
     def finish(self, *, incomplete: bool) -> list[Event]:
-        """Ends a generation. The item that was growing is incomplete if the output was cut off."""
+        """Ends a generation. The item that was growing is incomplete if the output was cut off. One that wrote nothing
+        leaves an empty message: the next request of the conversation has a turn of the assistant there."""
+        events = [] if self._wrote else self._open(MessageItem(self._id("msg"), self._next_index()))
         if self._logprobs and isinstance(self._growing, MessageItem):
             self._growing.add_logprobs(self._logprobs)
         self._logprobs = []
-        return self._close("incomplete" if incomplete else "completed")
+        return [*events, *self._close("incomplete" if incomplete else "completed")]
 
     def next_generation(self) -> None:
         self._generation += 1
+        self._wrote = False
         self._calls = {}
 
     def settled(self, item: McpItem) -> None:
@@ -165,7 +170,7 @@ class OutputBuilder:
         return [*events, *call.abandon()] if isinstance(call, McpItem) else events
 
     def _open(self, item: OutputItem) -> list[Event]:
-        self._growing = item
+        self._growing, self._wrote = item, True
         self._items.append((item, "in_progress"))
         return item.open()
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from millstream.api.functions import arguments_text
 from millstream.api.openai.custom_tools import input_arguments
 from millstream.api.openai.parts import Content
 from millstream.api.openai.responses.content import parse_content, parse_text
 from millstream.api.openai.responses.ids import turn_of
 from millstream.api.openai.responses.names import joined_name
 from millstream.errors import BadRequest
+from millstream.exact_json import dumps_text
 from millstream.service.ports import Seal
 
 Item = Mapping[str, object]
@@ -119,11 +120,7 @@ def _namespaced(item: Item, path: str) -> str:
 
 
 def _function_call(item: Item, path: str) -> list[Entry]:
-    arguments = item.get("arguments", "{}")
-    if isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(arguments, str):
-        raise BadRequest(f"{path}.arguments must be a string with a JSON object.", param=f"{path}.arguments")
+    arguments = arguments_text(item.get("arguments"), f"{path}.arguments")
     return [Called(_string(item, "call_id", path), _namespaced(item, path), arguments, turn_of(item.get("id")))]
 
 
@@ -137,7 +134,7 @@ def _call_output(item: Item, path: str) -> list[Entry]:
         raise BadRequest(f"{path}.output is required.", param=f"{path}.output")
     output = item["output"]
     if isinstance(output, dict):
-        output = json.dumps(output, ensure_ascii=False)
+        output = dumps_text(output)
     return [Returned(_string(item, "call_id", path), parse_content(output, f"{path}.output"))]
 
 
@@ -150,7 +147,8 @@ def _mcp_call(item: Item, path: str) -> list[Entry]:
         return [Returned(asked, text)]
     name = joined_name(_string(item, "server_label", path), _string(item, "name", path))
     turn = turn_of(own)
-    return [Called(own, name, _string(item, "arguments", path), turn), Returned(own, text, turn)]
+    arguments = arguments_text(item.get("arguments"), f"{path}.arguments")
+    return [Called(own, name, arguments, turn), Returned(own, text, turn)]
 
 
 def _error_text(error: object) -> str:
@@ -162,13 +160,13 @@ def _error_text(error: object) -> str:
         case {"content": [{"text": str(text)}]}:
             return text
         case _:
-            return json.dumps(error, ensure_ascii=False)
+            return dumps_text(error)
 
 
 def _approval_request(item: Item, path: str) -> list[Entry]:
     name = joined_name(_string(item, "server_label", path), _string(item, "name", path))
     own = _string(item, "id", path)
-    return [Called(own, name, _string(item, "arguments", path), turn_of(own))]
+    return [Called(own, name, arguments_text(item.get("arguments"), f"{path}.arguments"), turn_of(own))]
 
 
 def _approval_response(item: Item, path: str) -> list[Entry]:
@@ -188,7 +186,7 @@ def _hosted_call(item: Item, path: str) -> list[Entry]:
     call_id = item.get("call_id") or item.get("id")
     if not isinstance(call_id, str):
         raise BadRequest(f"{path}.call_id must be a string.", param=f"{path}.call_id")
-    return [Called(call_id, name, json.dumps(action, ensure_ascii=False), turn_of(item.get("id")))]
+    return [Called(call_id, name, dumps_text(action), turn_of(item.get("id")))]
 
 
 def _hosted_output(item: Item, path: str) -> list[Entry]:
@@ -196,7 +194,7 @@ def _hosted_output(item: Item, path: str) -> list[Entry]:
     if not isinstance(call_id, str):
         raise BadRequest(f"{path}.call_id must be a string.", param=f"{path}.call_id")
     output = item.get("output")
-    return [Returned(call_id, output if isinstance(output, str) else json.dumps(output, ensure_ascii=False))]
+    return [Returned(call_id, output if isinstance(output, str) else dumps_text(output))]
 
 
 def _reference(item: Item, path: str) -> list[Entry]:

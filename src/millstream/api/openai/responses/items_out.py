@@ -113,7 +113,7 @@ class MessageItem(OutputItem):
         self._new_logprobs: list[TextLogprob] = []
 
     def item(self, status: str) -> JsonItem:
-        content = [self._part()] if self._text else []
+        content = [] if status == "in_progress" and not self._text else [self._part()]
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def open(self) -> list[Event]:

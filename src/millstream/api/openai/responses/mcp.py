@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import orjson
-
 from millstream.api.openai.responses.builder import OutputBuilder
 from millstream.api.openai.responses.items_out import Event, JsonItem, McpItem
 from millstream.api.openai.responses.tools import Catalog, McpServer
 from millstream.errors import BadRequest
+from millstream.exact_json import loads
 from millstream.service.ports import ServerTool, ToolOutput, ToolServers
 
 _SPENT = "The limit of tool calls (max_tool_calls) is reached. Answer without further calls."
@@ -65,9 +64,9 @@ class McpCalls:
         if self._left is not None:
             self._left -= 1
         try:
-            arguments = orjson.loads(call.text or "{}")
-        except orjson.JSONDecodeError as error:
-            return ToolOutput(f"The arguments are not valid JSON: {error.msg}.", is_error=True)
+            arguments = loads(call.text or "{}")
+        except ValueError as error:
+            return ToolOutput(f"The arguments are not valid JSON: {error}.", is_error=True)
         if not isinstance(arguments, dict):
             return ToolOutput("The arguments must be a JSON object.", is_error=True)
         label = call.offer.namespace

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-import orjson
 from anyio import to_thread
 from starlette.responses import Response
 
@@ -16,10 +15,11 @@ from millstream.api.response import Responder
 from millstream.api.sse import EVENT_STREAM, event
 from millstream.api.stream import Stream, StreamFormat
 from millstream.errors import ContextOverflow, MillstreamError
+from millstream.exact_json import dumps
 
 
 def encoded(events: Sequence[Event]) -> bytes:
-    return b"".join(event(orjson.dumps(each), each["type"].encode()) for each in events)
+    return b"".join(event(dumps(each), each["type"].encode()) for each in events)
 
 
 class WholeResponse(ComputedResponse):
@@ -41,7 +41,7 @@ class WholeResponse(ComputedResponse):
         if run.error is not None:
             raise run.error
         # On a thread: log-probabilities of a long text may take a while.
-        return await to_thread.run_sync(orjson.dumps, run.snapshot())
+        return await to_thread.run_sync(dumps, run.snapshot())
 
 
 class EventsResponse(ChunkedResponse):

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from millstream.api.openai.responses.ids import is_response_id, response_of, sent_item_id
 from millstream.errors import BadRequest, PreviousResponseNotFound, ResponseNotFound
+from millstream.exact_json import dumps, loads_values
 from millstream.service.ports import RecordStore
 
 JsonItem = dict[str, Any]
@@ -45,7 +44,7 @@ class StoredResponses:
 
     async def put(self, response: dict[str, Any], items: Sequence[JsonItem]) -> None:
         record = {"response": response, "input": items}
-        await self._records.put(response["id"], orjson.dumps(record))
+        await self._records.put(response["id"], dumps(record))
 
     async def get(self, response_id: str) -> Stored:
         found = await self.find(response_id)
@@ -60,7 +59,7 @@ class StoredResponses:
         if not is_response_id(response_id):
             return None
         record = await self._records.get(response_id)
-        return None if record is None else Stored(**orjson.loads(record))
+        return None if record is None else Stored(**loads_values(record))
 
     async def delete(self, response_id: str) -> bool:
         if not is_response_id(response_id):
