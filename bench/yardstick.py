@@ -31,7 +31,9 @@ from models import RANDOM, find
 PEER, LIMIT = "mlx-lm", "limit"
 VARIANTS = {
     "fast": "",
-    "general": "--disable kernel fused-matmul packed-matmul compiled-step",
+    "general": "--disable kernel --disable fused-matmul --disable packed-matmul --disable compiled-step",
+    "arena": "--layout arena",
+    "arena-built": "--layout arena-built",
 }
 """Options of `millstream serve`: every fast path, and MLX's own operations, which are what a Mac runs."""
 TOKENS_PER_WORD = 5.6
@@ -106,7 +108,7 @@ def measured(name: str, folder: Path, arguments: argparse.Namespace) -> Rows:
         say(f"{name}, {LIMIT}: {spoken(rows[LIMIT])}")
     for server in [*arguments.variants, *(peer for peer in arguments.peers if peer == PEER)]:
         ours = server in VARIANTS
-        extra = ("--isolation", "process", *VARIANTS[server].split(), *arguments.ours.split()) if ours else ()
+        extra = ("--isolation", "process", "--log-level", "error", *VARIANTS[server].split(), *arguments.ours.split()) if ours else ()
         try:
             with servers.running("millstream" if ours else server, folder, extra) as url:
                 rows[server] = served(url, "" if ours else str(folder), arguments)
@@ -202,7 +204,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("types", nargs="*", help="model types, names of bench/models.py, or folders; else every type")
     parser.add_argument("--size", choices=("small", "large"), default="small", help="of the types' models")
     parser.add_argument("--levels", type=numbers, default=(1, 8, 32), help="numbers of streams")
-    parser.add_argument("--variants", type=names, default=tuple(VARIANTS), help=f"of ours: {', '.join(VARIANTS)}")
+    parser.add_argument("--variants", type=names, default=("fast", "general"), help=f"of ours: {', '.join(VARIANTS)}")
     parser.add_argument("--peers", type=names, default=(LIMIT, PEER), help=f"{LIMIT}, {PEER}, or nothing")
     parser.add_argument("--rounds", type=int, default=2, help="the best of so many counts")
     parser.add_argument("--prompt-tokens", type=int, default=500)

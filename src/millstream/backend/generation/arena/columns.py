@@ -47,6 +47,7 @@ class Columns:
         self._start = mx.zeros((1,), dtype=mx.int32)
         self._queries = self.positions
         self._masks: dict[tuple[int, bool], Any] = {}
+        self._numbers: dict[tuple[int, mx.Dtype], mx.array] = {}
 
     @property
     def rows(self) -> int:
@@ -73,7 +74,7 @@ class Columns:
         """Begin a pass of `count` columns. `queries`: the positions of its tokens, (rows, count); NOTHING for
         padding."""
         self.reserve(count)
-        self._begun, self._masks, self._queries = count, {}, queries
+        self._begun, self._masks, self._numbers, self._queries = count, {}, {}, queries
         self._start = mx.array([self.next], dtype=mx.int32)
         self.positions = mx.slice_update(self.positions, queries, self._start, (1,))
 
@@ -114,6 +115,14 @@ class Columns:
         seen = held <= asked
         return seen & (held > asked - window) if window else seen
 
+    def as_numbers(self, mask: mx.array, kind: mx.Dtype) -> mx.array:
+        """A mask of this pass as numbers to add, made once for all layers: 0 for what is seen."""
+        if mask.dtype != mx.bool_:
+            return mask
+        if (id(mask), kind) not in self._numbers:
+            self._numbers[id(mask), kind] = mx.where(mask, mx.array(0, kind), mx.array(mx.finfo(kind).min, kind))
+        return self._numbers[id(mask), kind]
+
     def end(self, counts: Sequence[int], kept: mx.array | None) -> None:
         """End the pass: each row keeps so many of its columns. `kept`: the positions that are left, if a row keeps
         fewer than it was asked for."""
@@ -121,7 +130,7 @@ class Columns:
             self.positions = mx.slice_update(self.positions, kept, self._start, (1,))
         used = max(counts, default=0)
         self.next += used
-        self._begun, self._masks = 0, {}
+        self._begun, self._masks, self._numbers = 0, {}, {}
         for row, count in enumerate(counts):
             self.gap[row] += used - count
             self.reach[row] += used

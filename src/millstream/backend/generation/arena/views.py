@@ -39,6 +39,9 @@ class KVView:
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         return self.columns.mask(N, window_size or self.columns.window, as_array=return_array)
 
+    def as_numbers(self, mask: mx.array, kind: mx.Dtype) -> mx.array:
+        return self.columns.as_numbers(mask, kind)
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         write, number = self.columns.write, 2 * self.number
         return write(number, keys), write(number + 1, values)

@@ -25,6 +25,7 @@ from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.layers.cpu_attention import cpu_attention
 from millstream.backend.layers.cpu_linear import mkl_layer, mkl_layout_pays, use_mkl_layout
 from millstream.backend.layers.depthwise_conv import replace_depthwise
+from millstream.backend.layers.grouped_attention import grouped_attention
 from millstream.backend.layers.patch_layers import patch_function
 from millstream.backend.layers.projections import fuse_projections
 from millstream.backend.layers.recurrent_prompts import read_in_pieces, tell_lengths
@@ -56,6 +57,9 @@ class LayoutChooser:
             paths.decline("fuse", "no layers that read the same input")
         if device.kind != "metal":  # where MLX has a kernel for them
             replace_depthwise(model)
+        if device.kind == "cuda" or (subject.settings.like_gpu and device.is_cpu):
+            subject.attention = grouped_attention
+            patch_function(model, "scaled_dot_product_attention", grouped_attention)
         if device.kind == "cuda":
             use_narrow_rope(model)
         elif device.is_cpu and not subject.settings.like_gpu:
