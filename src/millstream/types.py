@@ -117,6 +117,24 @@ class Grammar:
     """The schema as JSON, the expression, or a grammar in llguidance's Lark dialect."""
 
 
+@quickly_made
+@dataclass(frozen=True, slots=True)
+class ReasoningLimit:
+    """How long the reasoning of an output may be, and how to tell what is reasoning."""
+
+    tokens: int
+    closing: tuple[int, ...]
+    """The tokens that close it: the next ones of the output, whatever the model would choose."""
+    formats: tuple[str, str]
+    """The names of the model's tool-call format and reasoning format."""
+    opened: bool
+    """True if the prompt has opened the reasoning."""
+    tools: bool
+    """True if the output may have tool calls."""
+    shown: frozenset[int] = frozenset()
+    """Special tokens that are markers of the formats, so part of the text."""
+
+
 Kind = Literal["image", "audio", "video"]
 
 

@@ -6,6 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from millstream.models.source import ModelSource
 from millstream.text.grammars.grammar import GrammarCompiler
 from millstream.text.loading import load_tokenizer
 from millstream.text.tokenizer import Tokenizer
-from millstream.types import FinishReason, Grammar
+from millstream.types import FinishReason, Grammar, ReasoningLimit
 from support.engines import Driver, engine
 from support.fake import Gate
 from support.tiny import write_model, write_tokenizer
@@ -111,6 +112,32 @@ def test_rows_continue_while_a_request_waits_for_the_vocabulary(
         driver.run(guided(6))
         assert is_date(output(driver, folder, 6))
     assert slow.threads == ["background"], "it is built once, and not by the owner"
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_request_with_a_limited_reasoning_waits_for_the_tokenizer(
+    make: Make, slow: SlowLoad, supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which it reads the text, whether or not llguidance supports it."""
+    if not supported:
+        monkeypatch.setattr("millstream.text.grammars.grammar.vocabulary", refuse)
+    limit = ReasoningLimit(6, (40, 41, 42), ("none", "think"), opened=True, tools=False)
+    with engine(make) as driver:
+        driver.post(replace(text(1), reasoning=limit))
+        assert slow.started.wait(60)
+        free = driver.run(replace(text(2), prompt=text(1).prompt))
+        assert 1 not in driver.ends
+        slow.go.set()
+        driver.wait_ended(1)
+        assert driver.tokens[1][:9] == [*free[0][:6], 40, 41, 42]
+        if not supported:
+            driver.run(guided(3))
+            assert "not supported" in driver.ends[3][0].message  # type: ignore[union-attr]
+    assert slow.threads == ["background"]
+
+
+def refuse(tokenizer: Tokenizer) -> None:
+    raise ModelError("not supported")
 
 
 def test_a_request_is_cancelled_while_it_waits(make: Make, slow: SlowLoad, folder: Path) -> None:

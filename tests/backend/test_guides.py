@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-from millstream.backend.generation.sampling.guides import PARALLEL_ROWS, GrammarGuides, TokenMask
+from millstream.backend.generation.sampling.guides import PARALLEL_ROWS, Guides, TokenMask
 from millstream.config import FAST_PATHS
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import RowOutput
@@ -66,7 +66,7 @@ def submit(number: int, grammar: Grammar | None, **changes: Any) -> Generate:
 @pytest.mark.parametrize("vocab_size", [259, 300, 512])
 def test_masks_follow_the_grammar_and_restrict_no_other_row(compiler: GrammarCompiler, vocab_size: int) -> None:
     """Logits may be longer than the vocabulary: ids beyond it are forbidden."""
-    guides = GrammarGuides(compiler, vocab_size)
+    guides = Guides(compiler, vocab_size)
     guides.add(submit(1, None))
     assert not guides
     guides.add(submit(7, Grammar("regex", "[ab]c")))
@@ -86,7 +86,7 @@ def test_masks_follow_the_grammar_and_restrict_no_other_row(compiler: GrammarCom
 
 
 def test_logits_shorter_than_the_vocabulary(compiler: GrammarCompiler) -> None:
-    guides = GrammarGuides(compiler, 70)
+    guides = Guides(compiler, 70)
     guides.add(submit(1, Grammar("regex", "[a-z]")))
     guides.add(submit(2, Grammar("regex", "z")))
     mask, failed = guides.advance([], {1: 0, 2: 1})
@@ -96,7 +96,7 @@ def test_logits_shorter_than_the_vocabulary(compiler: GrammarCompiler) -> None:
 
 
 def test_many_masks_are_computed_by_several_threads(compiler: GrammarCompiler) -> None:
-    guides = GrammarGuides(compiler, 259)
+    guides = Guides(compiler, 259)
     letters = "abcdefghijklmnop"[: PARALLEL_ROWS + 4]
     for number, letter in enumerate(letters):
         guides.add(submit(number, Grammar("regex", letter)))
@@ -112,7 +112,7 @@ def test_a_forbidden_token_is_replaced_by_the_best_allowed_one() -> None:
 
 
 def test_a_row_that_breaks_its_grammar_fails_alone(compiler: GrammarCompiler) -> None:
-    guides = GrammarGuides(compiler, 259)
+    guides = Guides(compiler, 259)
     for number in (1, 2):
         guides.add(submit(number, Grammar("regex", "abc")))
     guides.advance([], {1: 0, 2: 1})

@@ -363,22 +363,23 @@ def test_reasoning_that_never_ends_is_not_content(scripted: ScriptedServer) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_reasoning_is_closed_when_its_budget_is_used_up(scripted: ScriptedServer, stream: bool) -> None:
-    def output(submit: Generate) -> str:
-        prompt = scripted.tokenizer.decode(submit.prompt, skip_special_tokens=False)
-        return "It is fine." if prompt.endswith("</think>\n\n") else "and then " * 50
-
-    scripted.output = output
-    asked = {"model": "tiny", "messages": ASK, "stream": stream, "extra_body": {"thinking_budget": 20}}
-    answer = scripted.client.chat.completions.create(**asked)  # type: ignore[call-overload]
+    """The engine writes the closing into the row: `tests/backend/test_reasoning_limits.py`."""
+    closing = scripted.tokenizer.encode("\n</think>\n\n").ids
+    asked = {"stream": stream, "extra_body": {"thinking_budget": 20}}
+    answer = scripted.ask(("and then " * 50)[:20] + "\n</think>\n\nIt is fine.", **asked)
     reasoning = ("and then " * 50)[:20].rstrip()
+    assert scripted.backend is not None
+    limit = scripted.backend.submits[-1].reasoning
+    assert limit is not None
+    assert (limit.tokens, limit.closing, limit.opened, limit.tools) == (20, tuple(closing), True, False)
+    assert limit.formats[1] == "think" and scripted.tokenizer.token_to_id("</think>") in limit.shown
     if stream:
         assert streamed(answer) == ("It is fine.", reasoning, [], "stop")
         return
     message = answer.choices[0].message
     assert (message.content, message.reasoning_content) == ("It is fine.", reasoning)
     assert answer.usage.completion_tokens_details.reasoning_tokens == 20
-    assert answer.usage.completion_tokens == 20 + len("It is fine.") + 1
-    assert scripted.prompt().endswith(("and then " * 50)[:20] + "\n</think>\n\n")
+    assert answer.usage.completion_tokens == 20 + len(closing) + len("It is fine.") + 1
 
 
 def test_a_reasoning_budget_of_0_closes_the_reasoning_in_the_prompt(scripted: ScriptedServer) -> None:

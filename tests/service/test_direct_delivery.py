@@ -90,7 +90,7 @@ class Stage:
             Choice(index, submit, tokenizer(), parsing or OutputParsing(), continues=False)
             for index, submit in enumerate(submits)
         ]
-        generation = TextGeneration("m", self.client, inbox, made, 1, timer, lambda: 99, 1000)
+        generation = TextGeneration("m", self.client, inbox, made, 1, timer)
         sink = Sink()
         generation.deliver_to(sink)
         return generation, sink

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.text.chat_format import REASONING, ChatFormat
+from millstream.text.chat_format import REASONING, ChatFormat, detect_chat_format
+from millstream.text.detokenizer import ByteDetokenizer
 from millstream.text.output.markers import MarkerFinder
-from millstream.text.output.parser import Message, OutputParser
+from millstream.text.output.parser import Message, OutputParser, ReasoningWatch
 from millstream.text.output.parts import Part, PartKind
 from millstream.text.tool_formats.registry import FORMATS
+from millstream.types import ReasoningLimit
 from support.tiers import examples
 
 THINK = REASONING["think"]
@@ -60,6 +62,13 @@ def test_reasoning_that_the_prompt_opened() -> None:
     assert parse(["Why?\n</thi", "nk>\nSo."], in_reasoning=True) == Message("So.", "Why?")
     assert parse(["<think>Why?</think>So."], in_reasoning=True).content == "So."
     assert parse(["never ends"], in_reasoning=True) == Message("", "never ends")
+
+
+def test_a_limit_within_the_end_of_the_reasoning_leaves_nothing_of_it() -> None:
+    output, message = OutputParser(HERMES, in_reasoning=True), Message()
+    message.add(output.push("Why?\n</thin"))
+    message.add(output.finish(cut=True))
+    assert message == Message("", "Why?")
 
 
 def test_a_call_inside_reasoning_is_reasoning() -> None:
@@ -194,3 +203,65 @@ def test_an_answer_without_markers_is_emitted_at_once() -> None:
     assert output.push(" ") == []
     assert [part.text for part in output.push("you <b")] == [" you <b"]
     assert [part.text for part in output.push(" <t")] == []
+
+
+WATCHED = [("none", "think"), ("hermes", "think"), ("harmony", "harmony"), ("gemma", "gemma"), ("mistral", "mistral")]
+
+
+@pytest.mark.parametrize("names", WATCHED)
+@given(data=st.data())
+@settings(max_examples=examples(200), deadline=None)
+def test_what_watches_a_reasoning_agrees_with_the_parser(names: tuple[str, str], data: st.DataObject) -> None:
+    """However tokens are pushed, it forces the closing where the parser has counted so many reasoning tokens; it has
+    said before that this is due, and lets no draft go further."""
+    chat_format = detect_chat_format(None, lambda name: False, *names)
+    assert chat_format.reasoning is not None
+    markers = sorted(set(chat_format.markers))
+    halves = [half for marker in markers for half in (marker[:3], marker[3:]) if half]
+    texts = [*markers, *halves, "a", " b", "\n", "\n\n", "<", ">", "]", "<think> in a text", "\u00e9"]
+    pieces = {number: text.encode() for number, text in enumerate(texts)}
+    closing = tuple(texts.index(text) for text in (chat_format.reasoning.closes[0], "\n\n"))
+    opened, tools = data.draw(st.booleans()), names[0] != "none"
+    limit = ReasoningLimit(data.draw(st.integers(0, 6)), closing, names, opened, tools)
+    marks = st.sampled_from(
+        [texts.index(each) for each in (*chat_format.reasoning.opens, *chat_format.reasoning.closes)]
+    )
+    drawn = data.draw(st.lists(marks | st.integers(0, len(texts) - 1), max_size=20))
+    draft = tuple(data.draw(st.lists(marks | st.integers(0, len(texts) - 1), min_size=1, max_size=6)))
+
+    def watch() -> ReasoningWatch:
+        return ReasoningWatch(limit, lambda: ByteDetokenizer(pieces, 0))
+
+    subject, parser, count, written = (
+        watch(),
+        OutputParser(chat_format, {} if tools else None, in_reasoning=opened),
+        0,
+        [],
+    )
+    forced: tuple[int, ...] = ()
+    for token in drawn:
+        was_due, room = subject.due, subject.room(draft)
+        follower = watch()
+        follower.push(written)
+        for number in range(room + 1):
+            assert not follower.forced or room == 0
+            follower.push(draft[number : number + 1])
+        token = (forced or (token,))[0]
+        was = parser.in_reasoning
+        parser.push(texts[token])
+        written.append(token)
+        subject.push((token,))
+        count += was or parser.in_reasoning
+        if forced:
+            forced = forced[1:]
+        if not forced and parser.in_reasoning and count >= limit.tokens:
+            forced = closing
+        assert subject.forced == forced
+        assert was_due or not forced
+        if subject.over:
+            break
+    for cut in {0, len(written) // 2, len(written)}:
+        again = watch()
+        again.push(written[:cut])
+        again.push(written[cut:])
+        assert again.forced == forced

@@ -65,10 +65,6 @@ class Admission:
         now = time.monotonic()
         self._accepted |= dict.fromkeys(request_ids, now)
 
-    def admit_continuation(self, request_id: int) -> None:
-        """Accept a request that continues one that is being cancelled; for a moment both count."""
-        self._accepted[request_id] = time.monotonic()
-
     def release(self, request_id: int) -> None:
         del self._accepted[request_id]
 

@@ -161,18 +161,6 @@ class EngineClient:
                 self._abandon(submits, number)
                 raise
 
-    def replace(self, request_id: int, submit: Submit, inbox: Inbox) -> None:
-        """Cancel a request and post one that continues it, which needs no admission."""
-        self.cancel([request_id])
-        self.admission.admit_continuation(submit.request_id)
-        self._inboxes[submit.request_id] = inbox
-        self._idle.clear()
-        try:
-            self.link.post_soon(submit)
-        except EngineGone:
-            self._abandon([submit], 0)
-            raise
-
     def cancel(self, request_ids: Sequence[int]) -> None:
         """Cancel these requests before the next step. Does nothing if the engine is gone, which has ended them."""
         for request_id in request_ids:

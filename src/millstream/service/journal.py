@@ -201,8 +201,7 @@ class Journal:
         record.outcome, record.finish_reason = outcome, finish_reason
         if usage is not None:
             record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-            # Of a request that was cancelled, the engine has not told it yet; then what it told at the start holds.
-            record.cached_tokens = max(usage.cached_tokens, record.cached_tokens or 0)
+            record.cached_tokens = usage.cached_tokens
             record.accepted_tokens = usage.accepted_prediction_tokens
             record.drafted_tokens = record.accepted_tokens + usage.rejected_prediction_tokens
         if error is not None:

@@ -18,7 +18,7 @@ from millstream.text.encoding import encode
 from millstream.text.templates.template import TemplateSource
 
 
-class _TokenBytes(dict[int, bytes]):
+class TokenBytes(dict[int, bytes]):
     """Bytes per token, computed on first access: the whole vocabulary would take too long at start-up."""
 
     def __init__(self, find: Callable[[int], bytes]) -> None:
@@ -60,10 +60,10 @@ class Tokenizer:
         self.notes = tuple(notes)
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._scheme = byte_scheme(decoder_config(backend.decoder.__getstate__()) if backend.decoder else None)
-        self._bytes = _TokenBytes(self._find_bytes)
-        self._without_special = _TokenBytes(lambda token: b"" if token in self._special_ids else self._bytes[token])
+        self._bytes = TokenBytes(self._find_bytes)
+        self._without_special = TokenBytes(lambda token: b"" if token in self._special_ids else self._bytes[token])
         self._special_in: dict[tuple[str, ...], frozenset[int]] = {}
-        self._with_shown: dict[frozenset[int], _TokenBytes] = {}
+        self._with_shown: dict[frozenset[int], TokenBytes] = {}
         self.template: TemplateSource | None = None
         if chat_template is not None:
             names = {"bos_token": bos_token or "", "eos_token": eos_token or "", **(special_tokens or {})}
@@ -92,12 +92,12 @@ class Tokenizer:
         kept = [token for token in tokens if token in shown or token not in self._special_ids]
         return self._backend.decode(kept, skip_special_tokens=False)
 
-    def _table(self, shown: frozenset[int]) -> _TokenBytes:
+    def _table(self, shown: frozenset[int]) -> TokenBytes:
         if not shown:
             return self._without_special
         if shown not in self._with_shown:
             skipped = self._special_ids - shown
-            self._with_shown[shown] = _TokenBytes(lambda token: b"" if token in skipped else self._bytes[token])
+            self._with_shown[shown] = TokenBytes(lambda token: b"" if token in skipped else self._bytes[token])
         return self._with_shown[shown]
 
     @property

@@ -26,7 +26,7 @@ from millstream.backend.generation.preparation import (
     warm_up_model,
     with_spec_prefill,
 )
-from millstream.backend.generation.sampling.guides import prepare_grammar
+from millstream.backend.generation.sampling.guides import prepare_guides, prepare_vocabulary
 from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.spec_prefill.scorer import PromptScorer
 from millstream.backend.generation.speculating import Speculating
@@ -159,12 +159,12 @@ class MlxGenerationBackend(MlxBackend):
         )
 
     def background_task(self, request: Generate | None) -> BackgroundTask | None:
-        """Owner only. The background task that prepares a request's grammar; with None, the vocabulary for grammars,
-        while the model loads."""
+        """Owner only. The background task that prepares what guides a request's row; with None, the vocabulary for
+        grammars, while the model loads."""
         self._guard.check("background_task")
         if request is None:
-            return None if "warmup" in self._settings.disabled else prepare_grammar(self._settings.grammars, None)
-        return None if request.grammar is None else prepare_grammar(self._settings.grammars, request.grammar)
+            return None if "warmup" in self._settings.disabled else prepare_vocabulary(self._settings.grammars)
+        return prepare_guides(self._settings.grammars, request)
 
     def memory_bytes(self) -> int:
         """Owner only. Weights, KV caches of rows and of prompts in prefill, saved prefixes, encoded media."""

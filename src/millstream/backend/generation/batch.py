@@ -14,7 +14,7 @@ from millstream.backend.generation.caches.traced_step import TracedStep
 from millstream.backend.generation.compiled_step import CompiledStep
 from millstream.backend.generation.mtp.passes import PassWatch
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
-from millstream.backend.generation.sampling.guides import Compiler, GrammarGuides, TokenMask
+from millstream.backend.generation.sampling.guides import Compiler, Guides, TokenMask
 from millstream.backend.generation.sampling.logprobs import PendingLogprobs, RowLogprobs
 from millstream.backend.generation.sampling.minimum import MinimumLengths
 from millstream.backend.generation.sampling.penalties import Penalties, wants_penalties
@@ -101,7 +101,7 @@ class Batch:
         self._rows: list[Generate | None] = []
         self._caches = caches
         self._penalties = Penalties()
-        self._guides = GrammarGuides(compiler, vocab_size)
+        self._guides = Guides(compiler, vocab_size)
         self._minimum = MinimumLengths((), vocab_size)
         self._inputs = mx.zeros((0,), dtype=mx.int32)
         self._positions = mx.zeros((0,), dtype=mx.int32)
@@ -215,7 +215,8 @@ class Batch:
 
     @property
     def guided(self) -> bool:
-        """True if a row has a grammar: a step then needs `guide` between `forward` and `launch`."""
+        """True if a row has a grammar, or its next token may be forced: a step then needs `guide` between `forward` and
+        `launch`."""
         return bool(self._guides)
 
     @property
@@ -262,6 +263,10 @@ class Batch:
         mx.eval(logits)
         self._caches.end_step(counts)
         return logits
+
+    def read(self, rows: Sequence[RowOutput]) -> None:
+        """The tokens of a plain step were read."""
+        self._guides.read(rows)
 
     def catch_up(self, rows: Sequence[RowOutput]) -> list[RowFailure]:
         """Advance the grammars by the tokens of the last step, before drafts are made. Returns the rows that cannot
@@ -337,6 +342,7 @@ class Batch:
         self._inputs = mx.array([tokens[-1] for tokens in gained], dtype=mx.int32)
         self._positions = self._counted_positions()
         self._penalties.count_tokens(gained)
+        self._guides.read(rows)
         return self._guides.catch_up(rows)
 
     def guide(self, rows: Sequence[RowOutput]) -> tuple[TokenMask | None, list[RowFailure]]:

@@ -145,5 +145,6 @@ class Decoder:
         if self._pending is None:
             return []
         rows = self._pending.read(batch.ids)
+        batch.read(rows)
         self._speculating.gained(rows)
         return rows

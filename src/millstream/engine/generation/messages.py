@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from millstream.engine.messages import EVENT_BYTES, Command, Finished, Output, Outputs, Submit
-from millstream.types import FinishReason, Grammar, Media, Sampling, TokenLogprob, Usage, pickled_by_value, quickly_made
+from millstream.types import (
+    FinishReason,
+    Grammar,
+    Media,
+    ReasoningLimit,
+    Sampling,
+    TokenLogprob,
+    Usage,
+    pickled_by_value,
+    quickly_made,
+)
 
 LOGPROB_BYTES, OPTION_BYTES = 160, 120
 """The memory of one token's log-probability in Python, and of each alternative at its position."""
@@ -33,6 +43,8 @@ class Generate(Submit):
     """Media in the prompt: (position, hash of an image or an audio clip)."""
     media: tuple[Media, ...] = field(default=(), repr=False)
     grammar: Grammar | None = field(default=None, repr=False)
+    reasoning: ReasoningLimit | None = None
+    """After so much reasoning the engine writes what closes it, and the model goes on from there."""
     prompt_logprobs: int | None = None
     """Like `logprobs`, for the prompt's tokens but the first. They arrive as `PromptLogprobs` before any `Tokens`."""
     spec_prefill: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from millstream.engine.generation.messages import Generate
 from millstream.service.generation.output_parsing import OutputParsing
@@ -43,8 +42,6 @@ class Choice:
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.finish_reason: FinishReason | None = None
-        self.over_reasoning_budget = False
-        """True if the reasoning has used up its budget and must be closed: see `continue_after_reasoning`."""
         self._tokenizer = tokenizer
         self._parsing = parsing
         self._detokenizer = tokenizer.detokenizer(continues=continues, shown=parsing.shown)
@@ -54,10 +51,6 @@ class Choice:
         self._min_tokens = submit.min_tokens
         self._parser.look_for_stops = not self._min_tokens
         self._per_token = parsing.chat_format is not None and parsing.chat_format.reasoning is not None
-        self._generated: list[int] = []
-        """Tokens of the current engine request. Only recorded if there is a reasoning budget."""
-        self._earlier_tokens = 0
-        """Completion tokens of earlier engine requests for this choice."""
         self._calls = 0
         self._decoded_chars = 0
         self._emitted_chars = 0
@@ -86,14 +79,9 @@ class Choice:
     def request_id(self) -> int:
         return self.submit.request_id
 
-    @property
-    def continued(self) -> bool:
-        """True if an earlier engine request generated the beginning."""
-        return self._earlier_tokens > 0
-
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[Delta]:
         """Returns no delta if there is nothing to emit yet, or if the choice has already ended."""
-        if self.finish_reason is not None or self.over_reasoning_budget:
+        if self.finish_reason is not None:
             return []
         if self.plain and not logprobs and self._prompt_echo is None:
             self.completion_tokens += len(tokens)
@@ -128,13 +116,10 @@ class Choice:
                 self._pending_logprobs.append((self._decoded_chars, text_logprob(self._tokenizer, logprob)))
                 self._logprob_sum += logprob.logprob
                 self._logprob_count += 1
-            if self._parsing.reasoning_budget is not None:
-                self._generated.append(token)
-                if self._parser.in_reasoning and self.reasoning_tokens >= self._parsing.reasoning_budget:
-                    self.over_reasoning_budget = True
-                    break
             if self._parser.ended:
                 break
+        if self._parsing.reasoning_budget is not None:  # what the engine writes to close it is not the model's
+            self.reasoning_tokens = min(self.reasoning_tokens, self._parsing.reasoning_budget)
         return parts
 
     def _count(self, tokens: int) -> None:
@@ -143,37 +128,11 @@ class Choice:
         if self.completion_tokens > self._min_tokens:
             self._parser.look_for_stops = True
 
-    def continue_after_reasoning(self, request_id: int, context_length: int) -> Generate | None:
-        """Returns the engine request that continues after the closed reasoning. Returns None if `max_tokens` or the
-        context length allows no further token."""
-        self.over_reasoning_budget = False
-        prompt = (*self.submit.prompt, *self._generated, *self._parsing.reasoning_end)
-        max_tokens = min(self.submit.max_tokens - len(self._generated), context_length - len(prompt))
-        self._earlier_tokens = self.completion_tokens
-        self._generated.clear()
-        if max_tokens < 1:
-            return None
-        self.submit = replace(
-            self.submit,
-            request_id=request_id,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            min_tokens=max(0, self._min_tokens - self.completion_tokens),
-            grammar=self._parsing.answer_grammar,
-        )
-        return self.submit
-
-    def push_reasoning_end(self) -> list[Delta]:
-        """Parses the tokens that close the reasoning. The model did not generate them, so they are not counted."""
-        text = self._detokenizer.push(self._parsing.reasoning_end)
-        self._decoded_chars += len(text)
-        return self._deltas(self._parser.push(text))
-
     def finish(self, reason: FinishReason, completion_tokens: int) -> list[Delta]:
         """Handles the end of the engine request. Emits the text held back, unless it completes a stop string."""
         if self.finish_reason is not None:
             return []
-        self.completion_tokens = self._earlier_tokens + completion_tokens
+        self.completion_tokens = completion_tokens
         text = self._detokenizer.finish()
         self._decoded_chars += len(text)
         parts = self._parser.push(text)

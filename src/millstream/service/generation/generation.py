@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from millstream.engine.generation.messages import Generated, PromptLogprobs, Tokens
-from millstream.engine.messages import Failed, RequestEvent
+from millstream.engine.messages import Failed, RequestEvent, Started
 from millstream.errors import MillstreamError
 from millstream.service.engine_client import EngineClient
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.timing import RequestTimer
 from millstream.service.inbox import Inbox, failure
 from millstream.service.ports import DeltaSink
-from millstream.types import Delta, FinishReason, Usage
+from millstream.types import Delta, Usage
 
 
 class TextGeneration:
@@ -27,43 +27,55 @@ class TextGeneration:
         choices: Sequence[Choice],
         prompt_tokens: int,
         timer: RequestTimer,
-        next_id: Callable[[], int],
-        context_length: int,
+        per_prompt: int = 1,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_end` may be called more than once."""
+        """`per_prompt`: choices of each prompt, which stand together. `on_end` may be called more than once."""
         self.model = model
         self._engine = engine
         self._inbox = inbox
         self._choices = {choice.request_id: choice for choice in choices}
         self._prompt_tokens = prompt_tokens
-        self._cached_tokens = self._skipped_tokens = 0
+        self._per_prompt = per_prompt
+        self._cached: dict[int, int] = {}
+        """By request: tokens of its prompt that it found in the prefix cache, and those that it never read."""
+        self._skipped: dict[int, int] = {}
         self._proposed = self._accepted = 0
         self._timer = timer
-        self._next_id = next_id
-        self._context_length = context_length
         self._on_end = on_end
-        inbox.on_started = timer.started
+        inbox.on_started = self._started
         inbox.on_overflow(lambda: self.cancel("unread"))
 
     @property
     def usage(self) -> Usage:
         completion_tokens = reasoning_tokens = 0
-        for choice in dict.fromkeys(self._choices.values()):  # one may have had several requests
+        for choice in self._choices.values():
             completion_tokens += choice.completion_tokens
             reasoning_tokens += choice.reasoning_tokens
-        cached_tokens = min(self._cached_tokens, self._prompt_tokens)
         accepted = min(self._accepted, completion_tokens)  # what follows a stop string is not part of the answer
         rejected = self._proposed - self._accepted
         return Usage(
             self._prompt_tokens,
             completion_tokens,
-            cached_tokens,
+            self._of_prompts(self._cached),
             reasoning_tokens,
             accepted,
             rejected,
-            min(self._skipped_tokens, self._prompt_tokens),
+            self._of_prompts(self._skipped),
         )
+
+    def _of_prompts(self, tokens: Mapping[int, int]) -> int:
+        """From tokens by request to those of all prompts together. What one choice of a prompt has computed another may
+        find in the cache, and yet it was computed."""
+        least: dict[int, int] = {}
+        for request_id, count in tokens.items():
+            prompt = self._choices[request_id].index // self._per_prompt
+            least[prompt] = min(count, least.get(prompt, count))
+        return min(sum(least.values()), self._prompt_tokens)  # what closes a reasoning in a prompt is not counted
+
+    def _started(self, event: Started) -> None:
+        self._cached[event.request_id] = event.cached_tokens
+        self._timer.started(self._of_prompts(self._cached))
 
     @property
     def _finish_reason(self) -> str:
@@ -114,8 +126,6 @@ class TextGeneration:
         sink, choice = self._sink, self._only
         if choice.echoes or not sink.ready():
             return False
-        if choice.submit.request_id != request_id:
-            return True
         self._timer.generated(1)
         if choice.plain:
             text = choice.push_plain(token)
@@ -139,10 +149,9 @@ class TextGeneration:
             choice = self._choices[event.request_id]
             if type(event) is not Tokens or event.logprobs or choice.echoes:
                 break
-            if choice.submit.request_id == event.request_id:
-                deltas += self._push(choice, event)
-                if choice.finish_reason is not None:
-                    self._inbox.wake()
+            deltas += self._push(choice, event)
+            if choice.finish_reason is not None:
+                self._inbox.wake()
             taken += 1
         if deltas:
             self._timer.delivered(deltas)
@@ -158,13 +167,6 @@ class TextGeneration:
 
     def _apply(self, event: RequestEvent) -> list[Delta]:
         choice = self._choices[event.request_id]
-        if choice.request_id != event.request_id:
-            # The reasoning exceeded its budget, and another engine request continues the choice.
-            if isinstance(event, Generated):
-                self._cached_tokens += event.usage.cached_tokens
-                self._skipped_tokens += event.usage.skipped_tokens
-            return []
-        deltas: list[Delta] = []
         match event:
             case Tokens():
                 return self._push(choice, event)
@@ -172,13 +174,11 @@ class TextGeneration:
                 choice.add_prompt_logprobs(event.logprobs)
                 return []
             case Generated():
-                if not choice.continued:
-                    self._cached_tokens += event.usage.cached_tokens
-                    self._skipped_tokens += event.usage.skipped_tokens
-                deltas = choice.finish(event.reason, event.usage.completion_tokens)
+                self._skipped[event.request_id] = event.usage.skipped_tokens
+                return choice.finish(event.reason, event.usage.completion_tokens)
             case Failed():
                 raise failure(event)
-        return deltas
+        return []
 
     def _push(self, choice: Choice, event: Tokens) -> list[Delta]:
         self._timer.generated(len(event.tokens))
@@ -187,21 +187,7 @@ class TextGeneration:
         return self._ended(choice, choice.push(event.tokens, event.logprobs))
 
     def _ended(self, choice: Choice, deltas: list[Delta]) -> list[Delta]:
-        """After tokens that may have ended the choice, or its reasoning."""
+        """After tokens that may have ended the choice."""
         if choice.finish_reason is not None:
             self._engine.cancel([choice.request_id])
-        elif choice.over_reasoning_budget:
-            deltas += self._close_reasoning(choice)
         return deltas
-
-    def _close_reasoning(self, choice: Choice) -> list[Delta]:
-        """Continues the choice with a new engine request. Its prompt is the old one, the reasoning so far and the end
-        marker; most of that is in the prefix cache."""
-        previous_id = choice.request_id
-        continuation = choice.continue_after_reasoning(self._next_id(), self._context_length)
-        if continuation is None:
-            self._engine.cancel([previous_id])
-            return choice.finish(FinishReason.LENGTH, 0)
-        self._choices[continuation.request_id] = choice
-        self._engine.replace(previous_id, continuation, self._inbox)
-        return choice.push_reasoning_end()

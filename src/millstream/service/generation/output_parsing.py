@@ -19,7 +19,7 @@ from millstream.text.output.parser import OutputParser
 from millstream.text.templates.conversation import has_native_tools, reasoning_budget, tool_format_of
 from millstream.text.tokenizer import Tokenizer
 from millstream.text.tool_formats.format import Schemas
-from millstream.types import ChatPrompt, GenerationRequest, Grammar, ToolUse, quickly_made
+from millstream.types import ChatPrompt, GenerationRequest, Grammar, ReasoningLimit, ToolUse, quickly_made
 
 _LAST_TOKENS = 16
 """Enough tokens from the end of a prompt to tell whether it opens a reasoning block."""
@@ -45,12 +45,24 @@ class OutputParsing:
     reasoning_budget: int | None = None
     """Maximum number of reasoning tokens."""
     reasoning_end: tuple[int, ...] = ()
-    """Tokens appended to close the reasoning when its budget is used up."""
+    """Tokens that close the reasoning when its budget is used up."""
     in_reasoning: bool = False
     """True if the prompt has opened the reasoning already."""
     grammar: Grammar | None = None
-    answer_grammar: Grammar | None = None
-    """The same grammar without reasoning before the answer."""
+
+    @property
+    def reasoning_limit(self) -> ReasoningLimit | None:
+        """What the engine is told of the budget. None if there is none, or if nothing can close the reasoning."""
+        if self.chat_format is None or self.reasoning_budget is None or not self.reasoning_end:
+            return None
+        return ReasoningLimit(
+            self.reasoning_budget,
+            self.reasoning_end,
+            self.chat_format.names,
+            self.in_reasoning,
+            self.schemas is not None,
+            self.shown,
+        )
 
     def parser(self) -> OutputParser:
         return OutputParser(
@@ -101,14 +113,13 @@ async def check_parsings(checks: GrammarChecks, planned: Sequence[PlannedPrompt]
     """Checks the grammars of tool calls, because the client wrote their schemas. Raises `BadRequest` if one cannot be
     served."""
     for parsing, _ in planned:
-        for grammar in (parsing.grammar, parsing.answer_grammar):
-            if grammar is not None:
-                await checks.check(grammar)
+        if parsing.grammar is not None:
+            await checks.check(parsing.grammar)
 
 
 def common_parsing(model: GenerationModel, request: GenerationRequest) -> OutputParsing:
     """Returns the part of the parsing that is the same for all prompts of a request."""
-    plain = OutputParsing(stop=request.stop, grammar=request.grammar, answer_grammar=request.grammar)
+    plain = OutputParsing(stop=request.stop, grammar=request.grammar)
     if not isinstance(request.prompts[0], ChatPrompt):
         return plain
     tools = request.tools if request.tools is not None and request.tools.choice != "none" else None
@@ -147,23 +158,20 @@ def parsing_for_prompt(
     if in_reasoning and (parsing.reasoning_budget == 0 or request.grammar is not None):
         in_reasoning, prompt = False, (*prompt, *parsing.reasoning_end)
     parsing = replace(parsing, in_reasoning=in_reasoning)
-    grammar, answer_grammar = _grammars_with_calls(parsing, model, request)
+    grammar = _grammar_with_calls(parsing, model, request)
     if grammar is not None:
-        parsing = replace(parsing, grammar=grammar, answer_grammar=answer_grammar)
+        parsing = replace(parsing, grammar=grammar)
     elif request.grammar is not None and not names_tokens(request.grammar):
         # All that the client's grammar matches is the answer, even if it spells a marker: no token of it is one.
         parsing = replace(parsing, chat_format=None)
     return parsing, prompt
 
 
-def _grammars_with_calls(
-    parsing: OutputParsing, model: GenerationModel, request: GenerationRequest
-) -> tuple[Grammar | None, Grammar | None]:
-    """Returns the grammar of an answer with tool calls, and the same without reasoning before it. None if calls need no
-    grammar, or none beside the client's own."""
+def _grammar_with_calls(parsing: OutputParsing, model: GenerationModel, request: GenerationRequest) -> Grammar | None:
+    """Returns the grammar of an answer with tool calls. None if calls need none, or none beside the client's own."""
     tools, chat_format = request.tools, parsing.chat_format
     if tools is None or chat_format is None or chat_format.tools is None:
-        return None, None
+        return None
     if tools.choice == "required":
         build: Callable[..., Grammar | None] = tool_grammar
     elif tools.choice == "auto" and tools.input_grammars and request.grammar is None:
@@ -171,13 +179,18 @@ def _grammars_with_calls(
     elif tools.choice == "auto" and request.grammar is not None and embeddable(request.grammar):
         build = partial(free_grammar, answer=request.grammar)
     else:
-        return None, None
-    build = partial(build, chat_format.tools, tools, model.tokenizer.added_tokens)
+        return None
     ends = parsing.stop_tokens - model.tokenizer.eos_ids
     # Structured output matches from its first token on: see above.
     closed = parsing.reasoning_budget == 0 or request.grammar is not None
-    markers = None if closed else chat_format.reasoning
-    return build(reasoning=markers, in_reasoning=parsing.in_reasoning, ends=ends), build(ends=ends)
+    return build(
+        chat_format.tools,
+        tools,
+        model.tokenizer.added_tokens,
+        reasoning=None if closed else chat_format.reasoning,
+        in_reasoning=parsing.in_reasoning,
+        ends=ends,
+    )
 
 
 def _opens_reasoning(parsing: OutputParsing, tokenizer: Tokenizer, prompt: tuple[int, ...]) -> bool:

@@ -60,8 +60,7 @@ async def prepare(
     """Returns the tokens and media of each prompt. Raises `BadRequest` if the model cannot process one of them."""
     limit = model.facts.context_length
     prompts = await prepare_unchecked(pool, files, model, request, limit)
-    for index, prompt in enumerate(prompts):
-        _check_length(model, prompt, index if len(prompts) > 1 else None)
+    check_lengths(model, prompts)
     biased = [token for token, _ in request.sampling.logit_bias]
     for param, tokens in (("logit_bias", biased), ("stop_token_ids", request.stop_token_ids)):
         check_token_ids(tokens, model.facts.vocab_size, where=param, param=param)
@@ -192,6 +191,12 @@ def _encode(model: GenerationModel, prompt: TextPrompt | TokenPrompt, limit: int
             raise BadRequest("suffix: this model cannot fill in the middle", param="suffix")
         return model.fim.encode(model.tokenizer, model.control, prompt.text, prompt.suffix, limit=limit)
     return prompt.tokens
+
+
+def check_lengths(model: GenerationModel, prompts: Sequence[PreparedPrompt]) -> None:
+    """Raises `BadRequest` if a prompt is empty, leaves no room in the context, or has a token without embedding."""
+    for index, prompt in enumerate(prompts):
+        _check_length(model, prompt, index if len(prompts) > 1 else None)
 
 
 def _check_length(model: GenerationModel, prompt: PreparedPrompt, index: int | None) -> None:

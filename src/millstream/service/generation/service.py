@@ -27,6 +27,7 @@ from millstream.service.generation.output_parsing import (
 )
 from millstream.service.generation.prepare import (
     PreparedPrompt,
+    check_lengths,
     prepare,
     prepare_grammar,
     prepare_prediction,
@@ -121,8 +122,7 @@ class TextGenerator:
             choices,
             prompt_tokens,
             timer,
-            next_id=lambda: next(self._ids),
-            context_length=model.facts.context_length,
+            per_prompt=request.best_of or request.n,
             on_end=media.release,
         )
         return generation if request.best_of is None else BestOf(generation, choices, request)
@@ -161,12 +161,13 @@ class TextGenerator:
             planned = await loop.run_in_executor(self._pool, plan_parsings, model, request, tokens)
             if tools.choice == "required" or tools.input_grammars or request.grammar is not None:
                 await check_parsings(self._grammar_checks, planned)
+        run = [replace(prompt, tokens=tokens) for (_, tokens), prompt in zip(planned, prompts, strict=True)]
+        if run != prompts:  # the reasoning of some is closed, which makes them longer
+            check_lengths(model, run)
         return [
             (submit, parsing)
-            for (parsing, prompt_tokens), prompt in zip(planned, prompts, strict=True)
-            for submit in self._submits(
-                model, request, PreparedPrompt(prompt_tokens, prompt.media), parsing, prediction
-            )
+            for (parsing, _), prompt in zip(planned, run, strict=True)
+            for submit in self._submits(model, request, prompt, parsing, prediction)
         ]
 
     def _submits(
@@ -196,6 +197,7 @@ class TextGenerator:
                 min_tokens=request.min_tokens if parsing.grammar is None else 0,
                 logprobs=(request.logprobs or 0) if request.best_of else request.logprobs,
                 grammar=parsing.grammar,
+                reasoning=parsing.reasoning_limit,
                 prompt_logprobs=prompt_logprobs(request),
                 contents=prompt.contents,
                 media=prompt.media,

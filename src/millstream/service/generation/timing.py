@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from millstream.engine.messages import Started
 from millstream.errors import EngineBusy, MillstreamError
 from millstream.service.activity import Activities
 from millstream.service.generation.content_log import Answer, log_prompts
@@ -82,13 +81,13 @@ class RequestTimer:
         self._metrics.of(record.model).prepare.observe(record.elapsed - record.load_seconds)
         record.enter(Phase.QUEUE)
 
-    def started(self, event: Started) -> None:
-        """A step begins that works on one of its rows."""
+    def started(self, cached_tokens: int) -> None:
+        """A step begins that works on one of its rows. `cached_tokens`: of all its prompts, as far as is known."""
         record = self.record
         if record.outcome is not None:
             return
         record.enter(Phase.PREFILL)
-        record.cached_tokens = min((record.cached_tokens or 0) + event.cached_tokens, self._prompt_tokens)
+        record.cached_tokens = cached_tokens
 
     def generated(self, tokens: int) -> None:
         """Tokens have come from the engine."""

@@ -1,4 +1,4 @@
-"""Compiles grammars for a model's vocabulary, and caches them. Runs in the engine.
+"""Compiles grammars for a model's vocabulary, and caches them; and reads what rows write. Runs in the engine.
 
 The server has checked each grammar before: see `grammar_check`.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -15,11 +17,13 @@ from llguidance import LLMatcher, LLTokenizer
 
 from millstream.errors import ModelError
 from millstream.models.source import ModelSource
+from millstream.text.detokenizer import ByteDetokenizer, Detokenizer
 from millstream.text.grammars.lark import with_token_ids
 from millstream.text.grammars.source import LIMITS, explain_error, first_line, llguidance_source
 from millstream.text.loading import load_tokenizer
-from millstream.text.tokenizer import Tokenizer
-from millstream.types import Grammar
+from millstream.text.output.parser import ReasoningWatch
+from millstream.text.tokenizer import TokenBytes, Tokenizer
+from millstream.types import Grammar, ReasoningLimit
 
 MAX_CACHED = 32
 """Compiled grammars in a model's cache: agents send the same few with every request."""
@@ -77,6 +81,27 @@ class _Vocabulary(NamedTuple):
     """The ids of added tokens by their names."""
 
 
+class _Detokenizers:
+    """Makes detokenizers from llguidance's tokenizer, so that the other one need not stay in memory: a large one takes
+    100 MB. `shown`: special tokens that are not skipped."""
+
+    def __init__(self, tokens: LLTokenizer, tokenizer: Tokenizer) -> None:
+        self._tokens = tokens
+        self._added = {token: tokenizer.token_bytes(token) for token in tokenizer.added_tokens.values()}
+        self._special = frozenset(token for token in self._added if tokenizer.is_special(token))
+        self._tables: dict[frozenset[int], TokenBytes] = {}
+
+    def __call__(self, *, shown: frozenset[int]) -> Detokenizer:
+        if shown not in self._tables:
+            self._tables[shown] = TokenBytes(partial(self._bytes, self._special - shown))
+        return ByteDetokenizer(self._tables[shown], 0)
+
+    def _bytes(self, skipped: frozenset[int], token: int) -> bytes:
+        if token in skipped or token >= self._tokens.vocab_size:
+            return b""
+        return self._added[token] if token in self._added else self._tokens.decode_bytes([token])
+
+
 class _CachedGrammar(NamedTuple):
     matcher: LLMatcher
     needed_until: float
@@ -95,6 +120,7 @@ class GrammarCompiler:
         self._load = load
         self._vocabulary: _Vocabulary | None = None
         self._load_error: str | None = None
+        self._detokenizer: Callable[..., Detokenizer] | None = None
         self._cache: OrderedDict[Grammar, _CachedGrammar] = OrderedDict()
         self._rejected: OrderedDict[Grammar, str] = OrderedDict()
 
@@ -115,6 +141,25 @@ class GrammarCompiler:
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Returns a new matcher. Raises `ValueError` if the grammar does not compile, `ModelError` if none can."""
         return self._compiled(grammar, needed_until=0.0).deep_copy()
+
+    @property
+    def reads_text(self) -> bool:
+        """True if `watch` has nothing to load."""
+        return self._detokenizer is not None
+
+    def prepare_watch(self) -> None:
+        """Loads the tokenizer ahead of `watch`. Raises `ModelError` if it cannot be loaded."""
+        with suppress(ModelError):  # llguidance may not support a tokenizer that reads text well
+            self._loaded_vocabulary()
+        if self._detokenizer is None:
+            raise ModelError(self._load_error or "the tokenizer cannot be loaded")
+
+    def watch(self, limit: ReasoningLimit) -> ReasoningWatch:
+        """Returns what follows a row's reasoning. Raises as `prepare_watch` does."""
+        if self._detokenizer is None:
+            self.prepare_watch()
+        assert self._detokenizer is not None
+        return ReasoningWatch(limit, partial(self._detokenizer, shown=limit.shown))
 
     def forget(self, grammar: Grammar) -> None:
         """Drops a grammar from the cache, so that its next use compiles it again."""
@@ -161,7 +206,10 @@ class GrammarCompiler:
         if self._vocabulary is None:
             try:
                 tokenizer = self._load()
-                self._vocabulary = _Vocabulary(vocabulary(tokenizer), tokenizer.added_tokens)
+                self._detokenizer = partial(tokenizer.detokenizer, continues=True)
+                tokens = vocabulary(tokenizer)
+                self._detokenizer = _Detokenizers(tokens, tokenizer)
+                self._vocabulary = _Vocabulary(tokens, tokenizer.added_tokens)
             except ModelError as error:
                 self._load_error = error.message
                 raise

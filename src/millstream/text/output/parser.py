@@ -5,14 +5,16 @@ Stop strings apply to the content only: a brace in arguments or a word in the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from millstream.text.chat_format import ChatFormat
+from millstream.text.chat_format import ChatFormat, detect_chat_format
+from millstream.text.detokenizer import Detokenizer
 from millstream.text.output.parts import Part, PartKind
 from millstream.text.output.splitter import Splitter
 from millstream.text.output.stop_strings import StopMatcher
 from millstream.text.tool_formats.format import Schemas
+from millstream.types import ReasoningLimit
 
 
 class OutputParser:
@@ -97,6 +99,81 @@ class OutputParser:
         text = self._stops.push(part.text)
         self.ended = self._stops.matched is not None
         return Part(PartKind.CONTENT, text, text)
+
+
+class ReasoningWatch:
+    """Follows the tokens of one output in its engine, and says which tokens must close its reasoning, and when.
+
+    All that it says depends on the tokens alone, not on how they are pushed: a row that starts again is told its tokens
+    again. The parser takes several times as long as the detokenizer, so it sees text only once a marker may have ended.
+    """
+
+    __slots__ = ("_count", "_detokenizer", "_ends", "_limit", "_new", "_splitter", "_text", "_unseen", "forced")
+
+    def __init__(self, limit: ReasoningLimit, detokenizer: Callable[[], Detokenizer]) -> None:
+        """`detokenizer` makes one that shows the markers."""
+        chat_format = detect_chat_format(None, lambda name: False, *limit.formats)
+        markers = chat_format.reasoning
+        self._limit = limit
+        self._new, self._detokenizer = detokenizer, detokenizer()
+        self._splitter = Splitter(chat_format, {} if limit.tools else None, in_reasoning=limit.opened)
+        self._ends = frozenset(marker[-1] for marker in (*markers.opens, *markers.closes)) if markers else frozenset()
+        self._count = 0
+        """Reasoning tokens that the parser has seen."""
+        self._text = ""
+        """What it has not seen yet, and of how many tokens that is."""
+        self._unseen = 0
+        self.forced: tuple[int, ...] = ()
+        """What must come next; empty: what the model chooses."""
+
+    @property
+    def over(self) -> bool:
+        """True if no reasoning can come any more."""
+        return self._splitter.past_reasoning
+
+    @property
+    def due(self) -> bool:
+        """True if the next token must be known before the one after it is chosen, since that one may be forced."""
+        if self.forced:
+            return True
+        if self._count + self._unseen + 1 < self._limit.tokens:
+            return False
+        self._parse()
+        return self._count + 1 >= self._limit.tokens and (self._splitter.in_reasoning or self._splitter.may_open)
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """These are the next tokens. If they are not what was forced, something stronger forbade that."""
+        splitter, most = self._splitter, self._limit.tokens
+        for token in tokens:
+            if self.forced:
+                self.forced = self.forced[1:] if token == self.forced[0] else ()
+            piece = self._detokenizer.push((token,))
+            self._text += piece
+            self._unseen += 1
+            reached = splitter.in_reasoning and self._count + self._unseen >= most
+            if reached or splitter.may_open or not self._ends.isdisjoint(piece):
+                self._parse()
+                if splitter.in_reasoning and self._count >= most and not self.forced:
+                    self.forced = self._limit.closing
+
+    def room(self, draft: Sequence[int]) -> int:
+        """How many tokens of a draft may be verified at once, such that none that must be forced comes after them."""
+        if self.forced:
+            return 0
+        self._parse()
+        if not self._splitter.in_reasoning and self._ends.isdisjoint(self._new().push(draft)):
+            return len(draft)
+        return max(0, min(len(draft), self._limit.tokens - self._count - 1))
+
+    def _parse(self) -> None:
+        """Only the last unseen token may have changed the state."""
+        was_in_reasoning = self._splitter.in_reasoning
+        self._splitter.push(self._text)
+        if was_in_reasoning:
+            self._count += self._unseen
+        elif self._splitter.in_reasoning:
+            self._count += 1
+        self._text, self._unseen = "", 0
 
 
 @dataclass(slots=True)

@@ -93,6 +93,16 @@ class Splitter:
     def ended(self) -> bool:
         return self._single and self.calls > 0
 
+    @property
+    def may_open(self) -> bool:
+        """True where reasoning may open: at the start of the answer, or after a marker."""
+        return self._at_start and self._step == self._content
+
+    @property
+    def past_reasoning(self) -> bool:
+        """True if no reasoning can follow: content has begun, and no marker ends it."""
+        return self._step == self._content and not self._at_start and not self._content_markers
+
     # Each step consumes text of the buffer. It returns True if the next step can run, False to wait for more text.
 
     def _content(self, final: bool) -> bool:
@@ -159,6 +169,8 @@ class Splitter:
     def _reasoning(self, final: bool) -> bool:
         position, marker = self._reasoning_ends.find(self._buffer, final=final)
         text = self._buffer[:position]
+        if self._cut and not marker:
+            text = text[: without_cut_marker(text, self._reasoning_ends)]
         if not self._has_reasoned:
             blank = len(text) - len(text.lstrip())
             if blank == len(text) and not marker and not final:

@@ -1,4 +1,4 @@
-"""Structured output: grammar matchers of rows, and masks of the tokens that each row may sample next.
+"""What rows may sample next: masks from their grammars, and the tokens that close a reasoning beyond its limit.
 
 A mask depends on the previous token, and a step is launched before the tokens of the previous one are read. So the
 logits of a step are launched first, and its masks are computed while the device works on them.
@@ -20,7 +20,7 @@ from millstream.engine.background import BackgroundTask
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import RowFailure, RowOutput
 from millstream.errors import BadRequest, ModelError
-from millstream.types import Grammar
+from millstream.types import Grammar, ReasoningLimit
 
 PARALLEL_ROWS = 8
 """With at least so many rows, computing masks on several threads pays."""
@@ -28,6 +28,29 @@ PARALLEL_ROWS = 8
 GRAMMAR_ERROR = "the output cannot follow its grammar"
 
 _FORBIDDEN = float("-inf")
+
+
+class Watch(Protocol):
+    """Follows a row's reasoning: see `text.output.parser.ReasoningWatch`."""
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """The tokens that must come next; none if the model chooses."""
+        ...
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def due(self) -> bool:
+        """True if the next token must be read before the one after it is sampled."""
+        ...
+
+    def push(self, tokens: Sequence[int]) -> None: ...
+
+    def room(self, draft: Sequence[int]) -> int:
+        """How many tokens of a draft may be verified."""
+        ...
 
 
 class Compiler(Protocol):
@@ -52,18 +75,40 @@ class Compiler(Protocol):
         """Drop the compiled grammar: one of its matchers failed, and others share the state that made it fail."""
         ...
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether `watch` returns without loading anything."""
+        ...
 
-def prepare_grammar(compiler: Compiler | None, grammar: Grammar | None) -> BackgroundTask | None:
-    """A task that compiles the grammar before its request gets a row, or None if there is nothing to do.
+    def prepare_watch(self) -> None:
+        """Any thread. Raises as `watch` does."""
+        ...
 
-    Compiling a large grammar takes about 20 ms, and all rows would wait. With None for the grammar the task builds the
-    vocabulary alone: that takes a second in which no thread of this process runs Python, so it is best done before
-    there are rows. The task touches nothing of MLX.
+    def watch(self, limit: ReasoningLimit) -> Watch:
+        """For a new row. Raises `ModelError` if the model has no tokenizer that can be loaded."""
+        ...
+
+
+def prepare_vocabulary(compiler: Compiler | None) -> BackgroundTask | None:
+    """A task that builds the vocabulary. It takes a second in which no thread of this process runs Python, so it is
+    best done before there are rows."""
+    return None if compiler is None else BackgroundTask(functools.partial(_prepare, compiler, None))
+
+
+def prepare_guides(compiler: Compiler | None, request: Generate) -> BackgroundTask | None:
+    """A task that compiles the grammar of a request, or loads what follows its reasoning, before it gets a row. None if
+    there is nothing to do. It touches nothing of MLX.
+
+    Compiling a large grammar takes about 20 ms, and all rows would wait.
     """
-    if compiler is None or (grammar is not None and compiler.knows(grammar)):
+    if compiler is None:
         return None
-    size = len(grammar.source) if grammar is not None else 0
-    return BackgroundTask(functools.partial(_prepare, compiler, grammar), size)
+    grammar = request.grammar
+    if grammar is not None and not compiler.knows(grammar):
+        return BackgroundTask(functools.partial(_prepare, compiler, grammar), len(grammar.source))
+    if request.reasoning is not None and not compiler.reads_text:
+        return BackgroundTask(compiler.prepare_watch)
+    return None
 
 
 def _prepare(compiler: Compiler, grammar: Grammar | None) -> None:
@@ -119,8 +164,9 @@ class Followed:
         return TokenMask(places, np.concatenate(list(self._masks.values())), self._vocab_size)
 
 
-class GrammarGuides:
-    """Owner only. The matchers of rows with a grammar, one per row, until its stop token."""
+class Guides:
+    """Owner only. The matchers of rows with a grammar, one per row, until its stop token; and what watches a
+    reasoning that is limited, for as long as there may be some. Where both have a say, the grammar decides."""
 
     def __init__(self, compiler: Compiler | None, vocab_size: int) -> None:
         """`vocab_size`: the length of the logits, which may be more or less than the tokenizer's vocabulary."""
@@ -128,20 +174,38 @@ class GrammarGuides:
         self._vocab_size = vocab_size
         self._new: dict[int, Generate] = {}
         self._matchers: dict[int, tuple[Generate, LLMatcher]] = {}
+        self._watches: dict[int, Watch] = {}
         self._executor: LLExecutor | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._new or self._matchers)
+        """True if the next step needs `advance`."""
+        return bool(self._new or self._matchers) or any(watch.due for watch in self._watches.values())
 
     def add(self, submit: Generate) -> None:
         """Add a row. Its matcher is created while the device computes the row's first logits."""
         if submit.grammar is not None:
             self._new[submit.request_id] = submit
+        if submit.reasoning is not None:
+            if self._compiler is None:
+                raise ModelError("this engine has no tokenizer, which a limit of the reasoning needs")
+            watch = self._watches[submit.request_id] = self._compiler.watch(submit.reasoning)
+            watch.push(submit.output)
 
     def drop(self, ids: set[int]) -> None:
         for request_id in ids:
             self._new.pop(request_id, None)
             self._matchers.pop(request_id, None)
+            self._watches.pop(request_id, None)
+
+    def read(self, rows: Sequence[RowOutput]) -> None:
+        """Rows have gained these tokens, each of which comes here once."""
+        if not self._watches:
+            return
+        for row in rows:
+            if (watch := self._watches.get(row.request_id)) is not None:
+                watch.push(row.tokens)
+                if watch.over:
+                    del self._watches[row.request_id]
 
     def advance(
         self, rows: Sequence[RowOutput], indices: Mapping[int, int]
@@ -152,19 +216,18 @@ class GrammarGuides:
         `indices`: of the rows in the batch, by request id.
         """
         failed = self.catch_up(rows)
-        if not self._matchers:
-            return None, failed
-        bits = self._bitmasks([matcher for _, matcher in self._matchers.values()])
-        guided = []
-        for number, (request_id, (_, matcher)) in enumerate(list(self._matchers.items())):
-            if matcher.is_error() or not bits[number].any():
+        allowed: dict[int, NDArray[np.uint8]] = {}
+        bits = self._bitmasks([matcher for _, matcher in self._matchers.values()]) if self._matchers else ()
+        for (request_id, (_, matcher)), mask in zip(list(self._matchers.items()), bits, strict=True):
+            if matcher.is_error() or not mask.any():
                 failed.append(self._fail(request_id))
             else:
-                guided.append((number, indices[request_id]))
-        if not guided:
+                allowed[request_id] = mask
+        allowed |= self._forced()
+        if not allowed:
             return None, failed
-        numbers, row_indices = zip(*guided, strict=True)
-        return TokenMask(row_indices, bits[list(numbers)], self._vocab_size), failed
+        row_indices = [indices[request_id] for request_id in allowed]
+        return TokenMask(row_indices, np.stack(list(allowed.values())), self._vocab_size), failed
 
     def catch_up(self, rows: Sequence[RowOutput]) -> list[RowFailure]:
         """Create matchers of new rows and feed the others the tokens of their rows. Returns the rows that cannot
@@ -178,10 +241,13 @@ class GrammarGuides:
 
     def follow(self, drafts: Mapping[int, Sequence[int]]) -> tuple[Followed, list[RowFailure]]:
         """What becomes of drafts: those of rows with a grammar are cut where it does not allow them, or where nothing
-        could come next, and before a stop token, since what comes after one has no grammar. Also returns the rows that
-        cannot continue."""
+        could come next, and before a stop token, since what comes after one has no grammar; where the reasoning is
+        limited, before it may be closed. Also returns the rows that cannot continue."""
         failed: list[RowFailure] = []
         cut = {request_id: tuple(draft) for request_id, draft in drafts.items()}
+        for request_id, watch in self._watches.items():
+            if draft := cut.get(request_id):
+                cut[request_id] = draft[: watch.room(draft)]
         masks: dict[int, NDArray[np.uint8]] = {}
         for request_id, (submit, matcher) in list(self._matchers.items()):
             found = self._bitmasks([matcher])
@@ -193,6 +259,7 @@ class GrammarGuides:
             stop = next((place for place, token in enumerate(draft) if token in submit.stop_tokens), len(draft))
             draft = draft[: matcher.validate_tokens(list(draft[:stop]))] if stop else ()
             masks[request_id], cut[request_id] = self._along(matcher, draft, found)
+        masks |= {request_id: mask[None] for request_id, mask in self._forced().items()}
         return Followed({each: draft for each, draft in cut.items() if draft}, masks, self._vocab_size), failed
 
     def _along(
@@ -211,6 +278,16 @@ class GrammarGuides:
                 break
             masks.append(after)
         return np.concatenate(masks), draft
+
+    def _forced(self) -> dict[int, NDArray[np.uint8]]:
+        """For rows of which the next token is forced, a bitmask of this one alone."""
+        masks: dict[int, NDArray[np.uint8]] = {}
+        for request_id, watch in self._watches.items():
+            forced, matcher = list(watch.forced), self.matcher(request_id)
+            if forced and (matcher is None or matcher.validate_tokens(forced) == len(forced)):
+                mask = masks[request_id] = np.zeros(-(-self._vocab_size // 8), dtype=np.uint8)
+                mask[forced[0] // 8] = 1 << (forced[0] % 8)
+        return masks
 
     def _create_matchers(self) -> list[RowFailure]:
         failed = []
