@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import json
 import os
 import random
@@ -11,7 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
+from millstream.backend.weights.identity import identity_of, sources_hash
 from millstream.engine.generation.messages import Generate
 from support.caching_child import DISK, MEMORY, caching_engine, prompts_for
 from support.engines import engine
@@ -39,6 +43,32 @@ def test_engines_killed_while_they_write(tiny_model: Callable[[str], Path], tmp_
         for seed in range(3):
             assert driver.run(*prompts_for(seed, first=1000 * (seed + 1))) == expected[seed]
     assert not [entry for entry in os.scandir(disk) if "tmp" in entry.name]
+
+
+@pytest.mark.parametrize("program", ["millstream", "mlx", "mlx-lm", "mlx-vlm"])
+def test_what_another_version_has_written_is_not_read(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """A kernel that was mended would stay without effect for every prompt on disk."""
+    folder, version = tiny_model("llama"), importlib.metadata.version
+    before = identity_of(folder, "float32")
+    assert identity_of(folder, "float32") == before
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == program else version(name))
+    assert identity_of(folder, "float32") != before
+
+
+def test_a_change_of_the_sources_without_a_version_counts_too(tmp_path: Path) -> None:
+    for name in ("backend/kernels/a.py", "media/b.py", "api/c.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x = 1")
+    hashes = [sources_hash(tmp_path)]
+    for name in ("api/c.py", "media/b.py", "backend/kernels/a.py"):
+        (tmp_path / name).write_text("x = 2")
+        sources_hash.cache_clear()
+        hashes.append(sources_hash(tmp_path))
+    assert hashes[0] == hashes[1], "the API computes no keys and values"
+    assert len(set(hashes)) == 3
+    sources_hash.cache_clear()
 
 
 def test_a_flood_of_prompts_stays_within_memory_and_disk(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
