@@ -77,6 +77,7 @@ def play(
     seed: int = 0,
     think: float = 0.003,
     settings: SchedulerSettings | None = None,
+    lengths: tuple[int, int] = PROMPT,
 ) -> Run:
     """Each stream sends some requests, one after the other: the next one `think` seconds after an answer, or a little
     later."""
@@ -92,7 +93,7 @@ def play(
         while coming and coming[0][0] <= device.clock:
             when, _, left = heapq.heappop(coming)
             arrived[number := len(arrived)] = (when, left)
-            prompt = tuple(draw.randrange(2000) for _ in range(draw.randrange(*PROMPT)))
+            prompt = tuple(draw.randrange(2000) for _ in range(draw.randrange(*lengths)))
             scheduler.submit(Generate(number, prompt, tokens))
         if scheduler.idle:
             device.clock = coming[0][0]

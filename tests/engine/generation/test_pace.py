@@ -83,6 +83,16 @@ def test_passes_are_few_and_beside_few_rows() -> None:
         assert sum(len(plan.decode) for plan in reading if plan.complete_prefill and len(plan.decode) > 1) < 64
 
 
+@every_family
+def test_prompts_of_500_tokens_share_passes_as_short_ones_do(device: PipelinedDevice) -> None:
+    """Each used to be long: cut, and read gently, though one step has room for many."""
+    found = play(device, evenly(32, 0.005), requests=1, lengths=(450, 550))
+    reading = [plan for plan in found.plans if plan.prefill]
+    assert len(reading) <= 10
+    assert all(chunk.start == 0 and chunk.joins for plan in reading for chunk in plan.prefill)
+    assert max(found.gaps) <= 0.05 and max(found.firsts) <= 0.7
+
+
 def test_a_pass_takes_all_that_wait_where_it_costs_little_more() -> None:
     """Most of a pass is unpacking weights: 16 prompts cost less than twice as much as two."""
     device, scheduler = running(LLAMA_8B_PACKED, 32)

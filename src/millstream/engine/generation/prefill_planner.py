@@ -244,12 +244,14 @@ class PrefillPlanner:
         return self._sizer.chunk if limit is None else max(self._sizer.chunk, self._sizer.at_most(limit / 2))
 
     def _is_short(self, request: Request) -> bool:
-        """True if one chunk will do, even a gentle one. The end of a long prompt is not short: it may span steps. A
-        prompt that is read in part is long."""
+        """True if one chunk will do, even a gentle one, or a pass of a step that keeps the longest gap. The end of a
+        long prompt is not short: it may span steps. A prompt that is read in part is long."""
         if request.sparse is not None:
             return False
         started = request.state is State.PREFILLING and request.prefilled > request.prefix.hit.tokens
-        return not started and self._chunks.left(request) <= self._sizer.most
+        passes = self._sizer.short_prompts
+        most = self._sizer.most if passes is None else max(self._sizer.most, min(self._prefill_tokens, passes.longest))
+        return not started and self._chunks.left(request) <= most
 
     def _overtaking(self, queue: Sequence[Request], budget: int) -> list[Request]:
         """Short prompts that go before the oldest one, which is long and has started: one that waits for memory or for

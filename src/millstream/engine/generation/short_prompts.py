@@ -83,6 +83,11 @@ class ShortPrompts:
         decode = self._decode.seconds(rows) or 0.0
         return min(self._most_tokens, self._passes.tokens_in(MOST_PARTS * (STRETCH - 1) * decode))
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt that is short: one step may read it."""
+        return min(self._most_tokens, self._passes.tokens_in(MARGIN * self._max_gap))
+
     def gathers(self, count: int, rows: int, waited: float, since_last: float) -> bool:
         """Whether so many prompts should wait for others that share their pass. `waited`: the oldest, and `since_last`:
         the youngest, in seconds."""
