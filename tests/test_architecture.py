@@ -30,6 +30,7 @@ GROUND = {
     "speech_types",
     "realtime_types",
     "model_facts",
+    "parameters",
     "errors",
     "config",
     "deadline",

@@ -289,6 +289,8 @@ class GenerationRequest:
     seeded: bool = False
     n: int = 1
     max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    """The same for requests that set none, if the model has no default either."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the output, besides the model's own."""

@@ -24,7 +24,7 @@ from millstream.errors import NotFound
 from millstream.model_facts import ModelCard
 from millstream.service.ports import DeltaSink
 from millstream.service.turnstile import enter_new
-from millstream.types import Delta, FinishReason, GenerationRequest, Usage
+from millstream.types import Delta, FinishReason, GenerationRequest, Sampling, Usage
 from support.services import services
 
 WAIT = 60
@@ -38,6 +38,7 @@ class ScriptedGeneration:
 
     def __init__(self, model: str, steps: Sequence[Step], *, ends: bool) -> None:
         self.model = model
+        self.sampling = Sampling()
         self.usage = Usage()
         self.cancelled = threading.Event()
         self.left_early = False

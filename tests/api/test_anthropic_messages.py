@@ -60,7 +60,7 @@ def test_a_request(sent):
     assert request.prompts == (ChatPrompt(({"role": "user", "content": "hi"},)),)
     assert request.thinking == Thinking() and request.tools is None and request.grammar is None
     assert sent().sampling.temperature == 1.0 and "temperature" in sent().unset
-    assert sent(top_p=0).sampling.top_k == 1
+    assert sent(top_p=0).sampling.top_p == 0
 
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.0; cch=1234;"

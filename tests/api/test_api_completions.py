@@ -31,7 +31,7 @@ def test_whole_response(client, service):
     assert (choice.index, choice.text, choice.finish_reason, choice.logprobs) == (0, "Hello world", "stop", None)
     assert response.usage.to_dict() == USAGE
     (request,) = service.requests
-    assert (request.max_tokens, request.sampling) == (16, Sampling(temperature=1.0))
+    assert (request.default_max_tokens, request.sampling) == (16, Sampling(temperature=1.0))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,6 @@ REFUSED = [
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object", "true or false"),
     ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "cannot be combined"),
     ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex", "cannot be combined"),
-    ({"guided_json": SCHEMA, "ignore_eos": True}, "ignore_eos", "cannot be combined"),
 ]
 
 
@@ -146,7 +145,7 @@ ECHO_AND_BEST_OF = [
     ({"echo": True}, {"echo": True}),
     ({"echo": True, "max_tokens": 0}, {"echo": True, "max_tokens": 0}),
     ({"prompt_logprobs": 3, "max_tokens": 0}, {"prompt_logprobs": 3, "max_tokens": 0}),
-    ({"prompt_logprobs": 0}, {"prompt_logprobs": 0, "max_tokens": 16}),
+    ({"prompt_logprobs": 0}, {"prompt_logprobs": 0, "max_tokens": None}),
     ({"best_of": 4, "n": 2}, {"best_of": 4, "n": 2}),
     ({"best_of": 2, "n": 2, "stream": True}, {"best_of": None, "n": 2}),
     ({"echo": False, "best_of": 1, "stream": True}, {"echo": False, "best_of": None}),

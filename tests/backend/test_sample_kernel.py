@@ -90,8 +90,10 @@ def test_every_combination_draws_what_the_reference_draws(kernel: Kernel) -> Non
         Sampling(temperature=0.8, top_k=40, seed=2),
         Sampling(temperature=1.2, top_p=0.9, min_p=0.05, seed=3),
         Sampling(temperature=1.2, top_k=200, top_p=0.8, min_p=0.02, seed=4),
+        Sampling(temperature=1.0, top_p=0.0, top_k=-1, seed=5),
+        Sampling(temperature=1.0, top_p=0.0, top_k=40, seed=6),
     ],
-    ids=["all", "top-k", "top-p and min-p", "all three"],
+    ids=["all", "top-k", "top-p and min-p", "all three", "the best", "the best of some"],
 )
 def test_a_vocabulary_larger_than_a_block(kernel: Kernel, row: Sampling) -> None:
     """Each thread has several tokens, the last threads have none, and some tokens are masked out."""

@@ -20,7 +20,7 @@ from millstream.api.http1.protocol import LimitedProtocol
 from millstream.errors import NotFound
 from millstream.model_facts import ModelCard
 from millstream.service.ports import DeltaSink
-from millstream.types import CallDelta, ChatPrompt, Delta, FinishReason, GenerationRequest, Usage
+from millstream.types import CallDelta, ChatPrompt, Delta, FinishReason, GenerationRequest, Sampling, Usage
 from support.services import services
 
 CARD = ModelCard("org/player", created=1, state="ready", context_length=65536, capabilities=("completion", "tools"))
@@ -30,6 +30,7 @@ Answer = Callable[[GenerationRequest], Sequence[Delta]]
 class PlayedGeneration:
     def __init__(self, model: str, deltas: Sequence[Delta]) -> None:
         self.model = model
+        self.sampling = Sampling()
         self.usage = Usage()
         self._deltas = deltas
 

@@ -31,7 +31,7 @@ requests, and a test holds them equal. `/docs` on a running server shows the sam
 
 `null` always means "not given". Sampling defaults may be changed per model: see [configuration](configuration.md).
 """
-IGNORED, REFUSED = "Accepted; ", "Not supported. "
+IGNORED, REFUSED, OTHER_NAME = "Accepted; ", "Not supported. ", "Another name of "
 """How the descriptions of such parameters begin."""
 UNBOUNDED = 2**31 - 1
 """The largest numbers stand for "no limit"."""
@@ -60,6 +60,10 @@ def _sections(document: Schema) -> Iterator[str]:
 def _tables(document: Schema, schema: Schema) -> Iterator[str]:
     """One row per parameter that does something, and lines for all others."""
     required, fields = set(schema.get("required", ())), dict(schema["properties"])
+    others = {
+        name: str(fields[name]["description"]).removeprefix(OTHER_NAME) for name in _pop(dict(fields), OTHER_NAME)
+    }
+    _pop(fields, OTHER_NAME)
     refused = _pop(fields, REFUSED)
     ignored = [*_pop(fields, IGNORED), *_ignored(schema)]
     rows = ["| parameter | value | default | |", "|---|---|---|---|"]
@@ -68,6 +72,9 @@ def _tables(document: Schema, schema: Schema) -> Iterator[str]:
         text = " ".join(str(field.get("description", "")).split())
         rows.append(f"| `{name}` | {_escape(_value(document, field))} | {default} | {_escape(text)} |")
     yield "\n".join(rows) + "\n"
+    if others:
+        told = ", ".join(f"`{name}` for `{main.rstrip('.')}`" for name, main in sorted(others.items()))
+        yield textwrap.fill(f"Other names: {told}.", 120, break_on_hyphens=False) + "\n"
     for start, names in (("Accepted without effect", ignored), ("Refused, unless the value has no effect", refused)):
         if names:
             listed = ", ".join(f"`{name}`" for name in sorted(names))

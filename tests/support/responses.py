@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from millstream.errors import BadRequest
 from millstream.model_facts import ModelCard
 from millstream.service.ports import DeltaSink, ServerTool, ToolOutput
-from millstream.types import CallDelta, ChatPrompt, Delta, FinishReason, GenerationRequest, Usage
+from millstream.types import CallDelta, ChatPrompt, Delta, FinishReason, GenerationRequest, Sampling, Usage
 
 STOP, LENGTH, CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS
 Script = Sequence[Sequence[Delta] | Exception]
@@ -29,6 +29,7 @@ _EVENTS: dict[str, type[BaseModel]] = {
 class Generation:
     def __init__(self, script: Script, gate: threading.Event | None) -> None:
         self.model = "org/tiny"
+        self.sampling = Sampling()
         self.usage = Usage(prompt_tokens=7)
         self.cancelled = threading.Event()
         self.ended = False
@@ -79,6 +80,7 @@ class Scripts:
             raise ContextOverflow(f"This model's maximum context length is {self.limit} tokens.")
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         generation = Generation(script, self.gate)
+        generation.sampling = request.sampling
         self.generations.put(generation)
         return generation
 

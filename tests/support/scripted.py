@@ -17,9 +17,11 @@ Script = Callable[[Generate], Sequence[int]]
 class ScriptedBackend:
     """`script` returns the whole answer to a request. After its end, the last token is repeated."""
 
-    def __init__(self, script: Script, *, vocab: int = 1000, context_length: int = 8192) -> None:
+    def __init__(
+        self, script: Script, *, vocab: int = 1000, context_length: int = 8192, drafters: tuple[str, ...] = ()
+    ) -> None:
         self._script = script
-        self._facts = GenerationFacts(context_length, vocab, 4, 0, "none", "cpu (scripted)")
+        self._facts = GenerationFacts(context_length, vocab, 4, 0, "none", "cpu (scripted)", drafters=drafters)
         self._rows: dict[int, tuple[Generate, list[int], int]] = {}
         self.submits: list[Generate] = []
 

@@ -54,7 +54,7 @@ class ScriptedServer:
 
 class _PacedBackend(ScriptedBackend):
     def __init__(self, server: ScriptedServer) -> None:
-        super().__init__(server.script, context_length=4096)
+        super().__init__(server.script, context_length=4096, drafters=("prediction",))
         self._server = server
 
     def step(self, plan: Plan) -> StepResult:

@@ -10,6 +10,7 @@ from millstream.cli.serve_options.models import LOAD_TIMES, MAX_DEPTH, REASONING
 from millstream.cli.serve_options.values import MAX_COUNT
 from millstream.cli.toml_tables import Reader
 from millstream.config import KV_BITS, MODEL_KINDS, NO_DRAFT, SPECULATION
+from millstream.parameters import MODEL_DEFAULTS, Parameter
 
 _INT32 = 2**31 - 1
 _SERVER = "the server's"
@@ -29,9 +30,10 @@ def _unchanged(value: object) -> object:
     return value
 
 
-def _top_k(value: object) -> int:
-    """As in the API, -1 means the same as 0: no limit."""
-    return max(0, int(toml.integer(-1, _INT32)(value)))
+def _sampling(row: Parameter) -> ModelOption:
+    if row.kind == "integer":
+        return ModelOption(row.name, toml.integer(int(row.low), int(row.high)), f"an integer from {row.low}", row.help)
+    return ModelOption(row.name, toml.number(row.low, row.high), f"{row.low} to {row.high}", row.help)
 
 
 _MODEL = (
@@ -122,16 +124,5 @@ _MODEL = (
     ),
 )
 
-_SAMPLING = (
-    ModelOption("temperature", toml.number(0, 2), "0 to 2", "0: always the most likely token"),
-    ModelOption("top_p", toml.number(0, 1, exclusive_low=True), "above 0, to 1", "nucleus sampling"),
-    ModelOption("top_k", _top_k, "an integer from -1", "the k most likely tokens; 0 or -1: no limit"),
-    ModelOption("min_p", toml.number(0, 1), "0 to 1", "least probability, relative to the most likely token"),
-    ModelOption("repetition_penalty", toml.number(0.01, 10), "0.01 to 10", "1: none"),
-    ModelOption("presence_penalty", toml.number(-2, 2), "-2 to 2", "0: none"),
-    ModelOption("frequency_penalty", toml.number(-2, 2), "-2 to 2", "0: none"),
-)
-"""The same ranges as in `api/openai/schema.py`; a test compares them."""
-
 MODEL_OPTIONS = {option.name: option for option in _MODEL}
-SAMPLING_OPTIONS = {option.name: option for option in _SAMPLING}
+SAMPLING_OPTIONS = {row.name: _sampling(row) for row in MODEL_DEFAULTS}

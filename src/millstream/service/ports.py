@@ -9,7 +9,16 @@ from typing import Any, Literal, Protocol
 from millstream.model_facts import ModelCard
 from millstream.realtime_types import ClientSecret, Item, ResponseOptions, ServerEvent, SessionConfig
 from millstream.speech_types import Segment, SpeechRequest, TranscriptionRequest, Voice
-from millstream.types import Delta, EmbeddingRequest, Embeddings, GenerationRequest, RerankRequest, Scores, Usage
+from millstream.types import (
+    Delta,
+    EmbeddingRequest,
+    Embeddings,
+    GenerationRequest,
+    RerankRequest,
+    Sampling,
+    Scores,
+    Usage,
+)
 
 
 class DeltaSink(Protocol):
@@ -28,6 +37,11 @@ class Generation(Protocol):
     @property
     def model(self) -> str:
         """The name of the model that answers."""
+        ...
+
+    @property
+    def sampling(self) -> Sampling:
+        """What is in force: as the client asked, else the model's defaults."""
         ...
 
     @property

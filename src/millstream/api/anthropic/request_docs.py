@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from millstream.api.anthropic.content import HOSTED as HOSTED_BLOCK
 from millstream.api.anthropic.messages import ROLES
-from millstream.api.anthropic.params import UNSUPPORTED
 from millstream.api.anthropic.thinking import DISPLAYS, KINDS, MAX_BUDGET
 from millstream.api.anthropic.tools import HOSTED as HOSTED_TOOL
 from millstream.api.functions import NAME_PATTERN
+from millstream.api.params import Neutrals
 from millstream.api.request_docs import NULL, Schema, complete_body, nullable
+from millstream.parameters import IGNORED, REFUSED, REFUSED_THINKING
 
-MAX_STOPS = 64
-MAX_STOP_LENGTH = 1_024
+UNSUPPORTED: Neutrals = REFUSED | REFUSED_THINKING | {"mcp_servers": ([],), "container": (), "thread": ()}
+"""Parameters that this server does not support, each with the values, besides null, that have no effect."""
 
 _TEXT: Schema = {"type": "string"}
 _BOOLEAN: Schema = {"type": "boolean"}
@@ -157,12 +158,7 @@ OUTPUT_CONFIG: Schema = {
         "format": nullable(OUTPUT_FORMAT),
     },
 }
-STOPS: Schema = {
-    "type": "array",
-    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH},
-    "maxItems": MAX_STOPS,
-}
 
 
 def complete_request(schema: Schema) -> None:
-    complete_body(schema, UNSUPPORTED)
+    complete_body(schema, UNSUPPORTED, IGNORED)

@@ -7,15 +7,16 @@ from typing import TypeVar
 
 from millstream.api.anthropic.messages import parse_messages, parse_system
 from millstream.api.anthropic.output import AnswerOptions
-from millstream.api.anthropic.params import UNSUPPORTED
+from millstream.api.anthropic.request_docs import UNSUPPORTED
 from millstream.api.anthropic.schema import CountRequest, MessagesRequest
 from millstream.api.anthropic.thinking import output_grammar, parse_thinking, shows_thinking
 from millstream.api.anthropic.tools import tool_use
 from millstream.api.body import validated
 from millstream.api.params import supported
 from millstream.errors import BadRequest
+from millstream.parameters import IGNORED
 from millstream.service.ports import Seal
-from millstream.types import SAMPLING_FIELDS, ChatPrompt, GenerationRequest, Sampling
+from millstream.types import ChatPrompt, GenerationRequest
 
 _Request = TypeVar("_Request", bound=CountRequest)
 
@@ -49,14 +50,13 @@ def count_request(body: dict[str, object], seal: Seal) -> GenerationRequest:
 
 
 def _parse(model: type[_Request], body: dict[str, object]) -> _Request:
-    return validated(model, supported(body, model.model_fields, UNSUPPORTED))
+    return validated(model, supported(body, model.model_fields, UNSUPPORTED, IGNORED))
 
 
 def _generation(request: CountRequest, seal: Seal) -> GenerationRequest:
     messages = parse_messages(request.messages, seal)
     last = messages[-1] if messages else {}
     config = request.output_config
-    full = request if isinstance(request, MessagesRequest) else None
     return GenerationRequest(
         model=request.model,
         prompts=(
@@ -66,14 +66,10 @@ def _generation(request: CountRequest, seal: Seal) -> GenerationRequest:
                 continue_final=last.get("role") == "assistant",
             ),
         ),
-        sampling=full.sampling() if full else Sampling(),
-        # An engine caches the prompts of requests that generate something.
-        max_tokens=max(full.max_tokens, 1) if full else None,
-        stop=full.stop_sequences if full else (),
         grammar=output_grammar(config, request.output_format),
         tools=tool_use(request.tools, request.tool_choice),
         thinking=parse_thinking(request.thinking, config),
-        unset=SAMPLING_FIELDS - request.model_fields_set,
+        **(request.generation_fields() if isinstance(request, MessagesRequest) else {}),
     )
 
 

@@ -8,22 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 from millstream.api.anthropic import request_docs as docs
 from millstream.api.anthropic.tools import ToolList, parse_tools
+from millstream.api.generation_fields import GenerationFields
 from millstream.api.numbers import Whole
-from millstream.errors import BadRequest
-from millstream.types import Sampling
-
-_INT32 = 2**31 - 1
-
-
-def parse_stops(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > docs.MAX_STOPS:
-        raise BadRequest(f"stop_sequences must be a list of at most {docs.MAX_STOPS} strings.", param="stop_sequences")
-    for index, stop in enumerate(value):
-        if not isinstance(stop, str) or not 0 < len(stop) <= docs.MAX_STOP_LENGTH:
-            param = f"stop_sequences[{index}]"
-            raise BadRequest(f"{param} must be a string of 1 to {docs.MAX_STOP_LENGTH} characters.", param=param)
-    return tuple(value)
-
+from millstream.parameters import NO_LIMIT
 
 # The service's seal is needed to parse messages, so they are parsed later.
 Messages = Annotated[object, WithJsonSchema(docs.MESSAGES)]
@@ -33,7 +20,6 @@ ToolChoice = Annotated[object, WithJsonSchema(docs.TOOL_CHOICE)]
 ThinkingConfig = Annotated[object, WithJsonSchema(docs.THINKING)]
 OutputConfig = Annotated[dict[str, Any], WithJsonSchema(docs.OUTPUT_CONFIG)]
 OutputFormat = Annotated[object, WithJsonSchema(docs.OUTPUT_FORMAT)]
-Stops = Annotated[tuple[str, ...], PlainValidator(parse_stops), WithJsonSchema(docs.STOPS)]
 
 
 class CountRequest(BaseModel):
@@ -73,19 +59,11 @@ class CountRequest(BaseModel):
     """Accepted; has no effect."""
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(GenerationFields, CountRequest):
     """A conversation to continue with one message of the assistant."""
 
-    max_tokens: Annotated[Whole, Field(ge=0, le=_INT32)]
+    max_tokens: Annotated[Whole, Field(ge=0, le=NO_LIMIT)]
     """Maximum number of tokens of the message, including reasoning. 0 only puts the prompt into the prefix cache."""
-    temperature: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """0 always picks the most likely token; higher values are more varied."""
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Sample from the most likely tokens that together reach this probability."""
-    top_k: Annotated[Whole, Field(ge=-1, le=_INT32)] = 0
-    """Sample from this many of the most likely tokens. 0 or -1 disables it."""
-    stop_sequences: Stops = ()
-    """The message ends before the first of these strings."""
     stream: bool = False
     """Send the message as server-sent events while it is generated."""
     metadata: object = None
@@ -101,7 +79,6 @@ class MessagesRequest(CountRequest):
     fallback_credit_token: object = None
     """Accepted; has no effect."""
 
-    def sampling(self) -> Sampling:
-        if self.top_p == 0:  # no token but the most likely one
-            return Sampling(temperature=self.temperature, top_k=1)
-        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=max(self.top_k, 0))
+    def limit(self) -> int | None:
+        # An engine caches the prompts of requests that generate something.
+        return 1 if self.max_tokens == 0 else super().limit()

@@ -13,8 +13,6 @@ from millstream.types import Grammar
 
 Schema = dict[str, Any]
 
-MAX_STOPS = 64
-MAX_STOP_LENGTH = 1_024
 FOREVER_SECONDS = 10 * 365 * 24 * 3600.0
 """A time that is longer than this counts as for ever."""
 
@@ -27,8 +25,6 @@ _STEPS = re.compile(r"([0-9.]+)([a-zµ]*)")
 KEEP_ALIVE: Schema = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{_DURATION.pattern}$"}]}
 FORMAT: Schema = {"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]}
 THINK: Schema = {"anyOf": [{"type": "boolean"}, {"enum": list(EFFORTS)}]}
-_STOP: Schema = {"type": "string", "maxLength": MAX_STOP_LENGTH}
-STOP: Schema = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
 
 
 def parse_keep_alive(value: object) -> float:
@@ -64,19 +60,3 @@ def parse_think(value: object) -> bool | str | None:
     if not isinstance(value, str):
         raise BadRequest(f"think must be true, false or one of {', '.join(EFFORTS)}.", param="think")
     return parse_effort(value, "think")
-
-
-def parse_stop(value: object) -> tuple[str, ...]:
-    """Empty strings are left out: some clients send one to mean none."""
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
-        raise BadRequest(
-            f"options.stop must be a string or a list of at most {MAX_STOPS} strings.", param="options.stop"
-        )
-    for stop in stops:
-        if len(stop) > MAX_STOP_LENGTH:
-            raise BadRequest(
-                f"options.stop has a string of {len(stop)} characters; at most {MAX_STOP_LENGTH} are allowed.",
-                param="options.stop",
-            )
-    return tuple(stop for stop in stops if stop)

@@ -7,26 +7,35 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from millstream.api.body import validated
-from millstream.api.ollama.options import OllamaOptions, served_options
-from millstream.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest
-from millstream.api.params import Neutrals, supported
-from millstream.errors import BadRequest
+from millstream.api.ollama.options import OllamaOptions, parse_options
+from millstream.api.ollama.schema import (
+    UNSUPPORTED,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaTextRequest,
+)
+from millstream.api.params import supported
+from millstream.errors import BadRequest, UnsupportedParameter
 from millstream.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt, Thinking, ToolUse
 
-_TextRequest = OllamaChatRequest | OllamaGenerateRequest
 _Model = TypeVar("_Model", bound=BaseModel)
 _Named = TypeVar("_Named", bound=OllamaModelRequest)
 
-UNSUPPORTED: Neutrals = {"template": ("",)}
-"""Fields of a request that would change the output, each with the values that have no effect."""
 IGNORED = ("context", "truncate", "shift", "width", "height", "steps", "insecure", "verbose", "name")
 """Fields that have no effect here. `context` is what Ollama's own server returned: this one returns none."""
 
 
 def parse(model: type[_Model], body: dict[str, object]) -> _Model:
-    values = supported(body, model.model_fields, UNSUPPORTED, IGNORED)
+    unsupported = UNSUPPORTED if issubclass(model, OllamaTextRequest) else {}
+    try:
+        values = supported(body, model.model_fields, unsupported, IGNORED)
+    except UnsupportedParameter as error:
+        if error.param not in OllamaOptions.model_fields:
+            raise
+        raise UnsupportedParameter(f"{error.param} belongs into options.", param=error.param) from error
     if "options" in values:
-        values["options"] = served_options(values["options"])
+        values["options"] = parse_options(values["options"])
     return validated(model, values)
 
 
@@ -78,7 +87,7 @@ def _prompt(request: OllamaGenerateRequest) -> Prompt:
     return ChatPrompt(tuple(messages), _template_kwargs(request))
 
 
-def _template_kwargs(request: _TextRequest) -> dict[str, object]:
+def _template_kwargs(request: OllamaTextRequest) -> dict[str, object]:
     """`think: true` says that a model should reason, but not how much. These are the variables of the templates that
     can switch it on; others ignore them."""
     return {"enable_thinking": True, "thinking": True} if request.think is True else {}
@@ -90,19 +99,14 @@ def _thinking(think: bool | str | None) -> Thinking:
     return Thinking("none") if think is False else Thinking()
 
 
-def _generation(request: _TextRequest, model: str, prompt: Prompt, tools: ToolUse | None) -> GenerationRequest:
+def _generation(request: OllamaTextRequest, model: str, prompt: Prompt, tools: ToolUse | None) -> GenerationRequest:
     options = request.options or OllamaOptions()
-    sampling, unset = options.sampling()
     return GenerationRequest(
         model=model,
         prompts=(prompt,),
-        sampling=sampling,
-        seeded=options.seeded,
-        max_tokens=options.max_tokens,
-        stop=options.stop or (),
         logprobs=request.logprob_count,
         grammar=request.format,
         tools=tools,
         thinking=_thinking(request.think),
-        unset=unset,
+        **options.generation_fields(),
     )

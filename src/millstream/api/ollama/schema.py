@@ -20,6 +20,9 @@ from millstream.api.ollama.images import IMAGES, Part, parse_images
 from millstream.api.ollama.messages import MESSAGES, Message, parse_messages
 from millstream.api.ollama.options import OllamaOptions
 from millstream.api.ollama.tools import TOOLS, parse_tools
+from millstream.api.params import Neutrals
+from millstream.api.request_docs import complete_body
+from millstream.parameters import PARAMETERS, REFUSED
 from millstream.types import Grammar
 
 MessageList = Annotated[tuple[Message, ...], PlainValidator(parse_messages), WithJsonSchema(MESSAGES)]
@@ -29,13 +32,20 @@ Format = Annotated[Grammar | None, PlainValidator(parse_format), WithJsonSchema(
 Think = Annotated[bool | str | None, PlainValidator(parse_think), WithJsonSchema(THINK)]
 KeepAlive = Annotated[float, PlainValidator(parse_keep_alive), WithJsonSchema(KEEP_ALIVE)]
 
+UNSUPPORTED: Neutrals = {
+    **REFUSED,
+    **{name: (row.neutral,) for row in PARAMETERS for name in row.all_names},
+    "template": ("",),
+}
+"""Fields that would change the output, each with the values that have no effect. Parameters belong into the options."""
+
 CONFIG = ConfigDict(strict=True, use_attribute_docstrings=True)
 
 
-class _TextRequest(BaseModel):
+class OllamaTextRequest(BaseModel):
     """Fields of both endpoints."""
 
-    model_config = CONFIG
+    model_config = CONFIG | ConfigDict(json_schema_extra=lambda schema: complete_body(schema, UNSUPPORTED))
 
     model: str | None = None
     """The model's name, as listed by /api/tags, with or without `:latest`. Default: the server's first model."""
@@ -59,7 +69,7 @@ class _TextRequest(BaseModel):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class OllamaChatRequest(_TextRequest):
+class OllamaChatRequest(OllamaTextRequest):
     """A conversation to continue. Without messages, the model is loaded, or unloaded if keep_alive is 0."""
 
     messages: MessageList | None = None
@@ -68,7 +78,7 @@ class OllamaChatRequest(_TextRequest):
     """Functions that the model may call."""
 
 
-class OllamaGenerateRequest(_TextRequest):
+class OllamaGenerateRequest(OllamaTextRequest):
     """A prompt to respond to. Without a prompt, the model is loaded, or unloaded if keep_alive is 0."""
 
     prompt: str | None = None

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from millstream.service.ports import DeltaSink, Generation, Services
-from millstream.types import Delta, GenerationRequest, Usage
+from millstream.types import Delta, GenerationRequest, Sampling, Usage
 
 
 class Stopwatch:
@@ -65,6 +65,10 @@ class _TimedGeneration:
     @property
     def model(self) -> str:
         return self._inner.model
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._inner.sampling
 
     @property
     def usage(self) -> Usage:

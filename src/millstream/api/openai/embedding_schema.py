@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from millstream.api.numbers import Whole
-from millstream.api.openai.fields import token_ids
+from millstream.api.numbers import Whole, token_ids
 from millstream.api.request_docs import Schema, complete_body
 from millstream.api.response_schema import ResponseSchema
 from millstream.errors import BadRequest

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from millstream.api.params import Neutrals
+from millstream.parameters import IGNORED as DETAILS
+from millstream.parameters import REFUSED
 
-IGNORED = frozenset(
+IGNORED = DETAILS | frozenset(
     {
         # Who asks, what is stored, and how OpenAI runs it
         "user",
@@ -46,17 +48,6 @@ IGNORED = frozenset(
         "spaces_between_special_tokens",
         "timings_per_token",
         "transforms",
-        # Details of sampling methods that are refused below, and of penalties, which cover the whole text here
-        "dry_allowed_length",
-        "dry_base",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
-        "dynatemp_exponent",
-        "mirostat_eta",
-        "mirostat_tau",
-        "repeat_last_n",
-        "repetition_context_size",
-        "xtc_threshold",
         # Parameters of conversations, which a text to continue does not have
         "chat_template_kwargs",
         "enable_thinking",
@@ -70,7 +61,7 @@ IGNORED = frozenset(
 )
 """Names of parameters that cannot change what is generated here, unless an endpoint serves them."""
 
-UNSUPPORTED: Neutrals = {
+UNSUPPORTED: Neutrals = REFUSED | {
     # OpenAI's own
     "messages": ([],),
     "prompt": ("", []),
@@ -80,43 +71,10 @@ UNSUPPORTED: Neutrals = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "echo": (False,),
-    "best_of": (1,),
-    "suffix": ("",),
-    "top_logprobs": (0,),
-    "max_output_tokens": (),
     # added by other servers
-    "guided_whitespace_pattern": (),
     "format": ("",),
-    "max_length": (),
-    "chat_template": (),
-    "documents": ([],),
-    "add_special_tokens": (),
-    "truncate_prompt_tokens": (),
-    "include_stop_str_in_output": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "logits_processors": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
-    "typical_p": (1,),
-    "tfs_z": (1,),
-    "top_a": (0,),
-    "top_n_sigma": (-1, 0),
-    "mirostat": (0,),
-    "dynatemp_range": (0,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "n_probs": (0,),
-    "samplers": ("", []),
     "reasoning_format": ("auto", "deepseek", "parsed"),
     "reasoning_in_content": (False,),
-    "adapters": (),
-    "lora": ([],),
-    "mm_processor_kwargs": ({},),
 }
 """Each name with the values, besides null, that have no effect."""
 

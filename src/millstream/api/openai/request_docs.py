@@ -6,14 +6,7 @@ A schema here must match its parser: schemathesis tests one against the other.
 from __future__ import annotations
 
 from millstream.api.functions import MAX_TOOLS, NAME_PATTERN
-from millstream.api.openai.fields import (
-    MAX_BIAS,
-    MAX_BIASES,
-    MAX_PROMPTS,
-    MAX_STOP_LENGTH,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-)
+from millstream.api.openai.fields import MAX_PROMPTS
 from millstream.api.openai.messages import ROLES
 from millstream.api.openai.params import IGNORED, IGNORED_STREAM_OPTIONS, UNSUPPORTED
 from millstream.api.openai.parts import PART_SCHEMA
@@ -33,39 +26,8 @@ PROMPTS: Schema = {
     ]
 }
 
-_STOP_TEXT: Schema = {"type": "string", "maxLength": MAX_STOP_LENGTH}
-STOP: Schema = {"anyOf": [_STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS}]}
-
-PREDICTION: Schema = {
-    "type": "object",
-    "required": ["type", "content"],
-    "properties": {
-        "type": {"const": "content"},
-        "content": {
-            "anyOf": [
-                _TEXT,
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["type", "text"],
-                        "properties": {"type": {"const": "text"}, "text": _TEXT},
-                    },
-                },
-            ]
-        },
-    },
-}
-STOP_TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": MAX_STOP_TOKENS}
 SWITCH: Schema = {"anyOf": [{"type": "boolean"}, {"const": 0}]}
 NUMBER_OR_OFF: Schema = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 20}, {"const": False}, NULL]}
-
-BIAS: Schema = {
-    "type": "object",
-    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-    "maxProperties": MAX_BIASES,
-    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-}
 
 _CALLED: Schema = {
     "type": "object",

@@ -12,18 +12,10 @@ from millstream.api.openai.thinking import template_flags, thinking_of
 from millstream.api.openai.tools import Choice, ToolSet, tool_use
 from millstream.api.params import log_ignored, split_parameters
 from millstream.errors import BadRequest, UnsupportedParameter
-from millstream.types import (
-    SAMPLING_FIELDS,
-    ChatPrompt,
-    GenerationRequest,
-    Grammar,
-    Prompt,
-    TextPrompt,
-    ToolUse,
-)
+from millstream.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt, ToolUse
 
 COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default for /v1/completions. Chat completions have none: the model ends them."""
+"""OpenAI's default for /v1/completions, if the model has none. Chat completions have none: the model ends them."""
 
 _Request = TypeVar("_Request", bound=TextRequest)
 
@@ -60,10 +52,8 @@ def chat_generation(request: ChatRequest) -> GenerationRequest:
     options = request.reasoning_options()
     kwargs = template_flags(options) | request.chat_template_kwargs
     prompt = ChatPrompt(request.messages, kwargs, request.continue_final_message)
-    fields = _fields(request, (prompt,), _limit(request), request.top_logprobs if request.logprobs else None)
+    fields = _fields(request, (prompt,), request.top_logprobs if request.logprobs else None)
     tools = _tools(request)
-    if request.min_tokens and tools is not None and tools.choice == "required":
-        raise BadRequest("min_tokens cannot be combined with a required tool call.", param="min_tokens")
     return GenerationRequest(**fields, tools=tools, thinking=thinking_of(options))
 
 
@@ -94,16 +84,15 @@ def _check_continuation(request: ChatRequest) -> None:
 
 
 def completion_generation(request: CompletionRequest) -> GenerationRequest:
-    limit = _limit(request, default=COMPLETION_MAX_TOKENS)
-    if limit == 0 and not request.echo and request.prompt_logprobs is None:
+    if request.limit() == 0 and not request.echo and request.prompt_logprobs is None:
         raise BadRequest("max_tokens must be at least 1, unless echo or prompt_logprobs is set.", param="max_tokens")
     best_of = request.best_of
     if best_of is not None and best_of < request.n:
         raise BadRequest(f"best_of ({best_of}) must be at least n ({request.n}).", param="best_of")
     if best_of is not None and request.stream:
         raise BadRequest("best_of cannot be streamed: the best completions are known only at the end.", param="best_of")
-    fields = _fields(request, _prompts(request), limit, request.logprobs)
-    return GenerationRequest(**fields, echo=request.echo, best_of=best_of)
+    fields = _fields(request, _prompts(request), request.logprobs)
+    return GenerationRequest(**fields, echo=request.echo, best_of=best_of, default_max_tokens=COMPLETION_MAX_TOKENS)
 
 
 def _prompts(request: CompletionRequest) -> tuple[Prompt, ...]:
@@ -117,57 +106,15 @@ def _prompts(request: CompletionRequest) -> tuple[Prompt, ...]:
     return tuple(replace(prompt, suffix=request.suffix) for prompt in prompts)
 
 
-def _fields(
-    request: TextRequest, prompts: tuple[Prompt, ...], max_tokens: int | None, logprobs: int | None
-) -> dict[str, Any]:
+def _fields(request: TextRequest, prompts: tuple[Prompt, ...], logprobs: int | None) -> dict[str, Any]:
     """What chats and completions have in common, as fields of a `GenerationRequest`."""
     if request.prompt_logprobs is not None and request.stream:
         raise BadRequest("prompt_logprobs cannot be combined with stream.", param="prompt_logprobs")
-    if max_tokens is not None and request.min_tokens > max_tokens:
-        raise BadRequest(
-            f"min_tokens ({request.min_tokens}) is more than the token limit ({max_tokens}).", param="min_tokens"
-        )
-    given = request.model_fields_set | ({"repetition_penalty"} if request.repetition is not None else set())
-    return {
+    return request.generation_fields() | {
         "model": request.model,
         "prompts": prompts,
-        "sampling": request.sampling(),
-        "seeded": request.seed not in (None, -1),
         "n": request.n,
-        "max_tokens": max_tokens,
-        "stop": request.stop,
-        "stop_token_ids": request.stop_token_ids,
-        "ignore_eos": request.ignore_eos,
-        "min_tokens": request.min_tokens,
         "logprobs": logprobs,
-        "grammar": _grammar(request),
+        "grammar": request.output_grammar(),
         "prompt_logprobs": request.prompt_logprobs,
-        "unset": SAMPLING_FIELDS - given,
-        "prediction": request.prediction,
-        "speculate": request.speculation,
-        "spec_prefill": request.spec_prefill,
     }
-
-
-def _grammar(request: TextRequest) -> Grammar | None:
-    grammar = request.output_grammar()
-    for name, given in (("ignore_eos", request.ignore_eos), ("min_tokens", request.min_tokens > 0)):
-        if grammar is not None and given:
-            raise BadRequest(f"{name} cannot be combined with structured output.", param=name)
-    return grammar
-
-
-def _limit(request: TextRequest, default: int | None = None) -> int | None:
-    """The token limit, under any of its names. None: no limit but the model's own."""
-    names = ("max_tokens", "max_completion_tokens", "n_predict")
-    values = (request.max_tokens, request.max_completion_tokens, request.n_predict)
-    given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-    if not given:
-        return default
-    (first, limit), *others = given.items()
-    for name, other in others:
-        if other != limit:
-            raise BadRequest(f"{first} ({limit}) and {name} ({other}) disagree; send one of them.", param=name)
-    if limit == 0 and (first != "max_tokens" or isinstance(request, ChatRequest)):
-        raise BadRequest(f"{first} must be at least 1, or -1 for no limit, but 0 was sent.", param=first)
-    return None if limit == -1 else limit

@@ -21,6 +21,7 @@ class BestOf:
         self._n = request.n
         self._logprobs = request.logprobs is not None
         self.model = generation.model
+        self.sampling = generation.sampling
 
     @property
     def usage(self) -> Usage:

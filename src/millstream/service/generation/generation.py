@@ -32,6 +32,7 @@ class TextGeneration:
     ) -> None:
         """`per_prompt`: choices of each prompt, which stand together. `on_end` may be called more than once."""
         self.model = model
+        self.sampling = choices[0].submit.sampling
         self._engine = engine
         self._inbox = inbox
         self._choices = {choice.request_id: choice for choice in choices}

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from millstream.config import ModelSpec
 from millstream.engine.generation.messages import Generate
-from millstream.errors import EngineGone
+from millstream.errors import BadRequest, EngineGone
 from millstream.service.generation.best_of import BestOf
 from millstream.service.generation.choice import Choice
 from millstream.service.generation.generation import TextGeneration
@@ -70,7 +70,9 @@ class TextGenerator:
                 async with self._hub.use(request.model, GenerationModel) as model:
                     timer.found(model.name)
                     try:
-                        return await self._start_on(model, with_defaults(request, model.spec), timer)
+                        complete = with_defaults(request, model.spec)
+                        check_lengths(complete)
+                        return await self._start_on(model, complete, timer)
                     except EngineGone:
                         log.debug("%s: the engine ended before the request was submitted", model.name)
                 # Nothing has run, so try again. Once the hub knows, it restarts the engine or raises why not.
@@ -221,7 +223,21 @@ def _stop_tokens(model: GenerationModel, request: GenerationRequest, parsing: Ou
 def with_defaults(request: GenerationRequest, spec: ModelSpec) -> GenerationRequest:
     """Fills in the model's configured defaults for fields that the client left unset."""
     defaults = {name: value for name, value in spec.sampling if name in request.unset}
-    max_tokens = spec.max_tokens if request.max_tokens is None else request.max_tokens
+    limits = (request.max_tokens, spec.max_tokens, request.default_max_tokens)
+    max_tokens = next((each for each in limits if each is not None), None)
     if not defaults and max_tokens == request.max_tokens:
         return request
     return replace(request, sampling=replace(request.sampling, **defaults), max_tokens=max_tokens)  # type: ignore[arg-type]
+
+
+def check_lengths(request: GenerationRequest) -> None:
+    """Raises `BadRequest` for an output that is to go on where it must end. After `with_defaults`."""
+    least, most = request.min_tokens, request.max_tokens
+    if most is not None and least > most:
+        raise BadRequest(f"min_tokens ({least}) is more than the token limit ({most}).", param="min_tokens")
+    grammar = "structured output" if request.grammar is not None else None
+    if request.tools is not None and request.tools.choice == "required":
+        grammar = "a required tool call"
+    for name, given in (("ignore_eos", request.ignore_eos), ("min_tokens", least > 0)):
+        if grammar is not None and given:
+            raise BadRequest(f"{name} cannot be combined with {grammar}.", param=name)

@@ -10,7 +10,7 @@ from millstream.api.errors import MESSAGE_LENGTH, shortened
 from millstream.api.openai.responses.ids import new_response_id
 from millstream.api.openai.responses.schema import ResponseRequest
 from millstream.errors import BadRequest, ContextOverflow, EngineBusy, MediaRefused, MillstreamError, Overloaded
-from millstream.types import Usage
+from millstream.types import Sampling, Usage
 
 JsonItem = dict[str, Any]
 ENDED = ("completed", "incomplete", "failed", "cancelled")
@@ -38,6 +38,8 @@ class Frame:
         self.id = new_response_id()
         self.model = request.model
         """The name that was requested, until the model that answers is known."""
+        self.sampling: Sampling = request.generation_fields()["sampling"]
+        """As requested, until what the model's defaults add is known."""
         self._request = request
         self._created = int(time.time())
         self._completed: int | None = None
@@ -52,7 +54,7 @@ class Frame:
         error: MillstreamError | None = None,
         incomplete: str | None = None,
     ) -> dict[str, Any]:
-        request = self._request
+        request, sampling = self._request, self.sampling
         if status == "completed" and self._completed is None:
             self._completed = int(time.time())  # once: what is stored equals what was streamed
         return {
@@ -66,7 +68,7 @@ class Frame:
             "error": None if error is None else error_fields(error),
             "incomplete_details": None if incomplete is None else {"reason": incomplete},
             "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
+            "max_output_tokens": request.given("max_tokens"),
             "max_tool_calls": request.max_tool_calls,
             "model": self.model,
             "output": list(output),
@@ -76,12 +78,12 @@ class Frame:
             "reasoning": {"effort": request.reasoning.get("effort"), "summary": request.reasoning.get("summary")},
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
-            "temperature": request.temperature,
+            "temperature": sampling.temperature,
             "text": {"format": {"type": "text"}} | request.text,
             "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
             "tools": self._tools,
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": request.top_p,
+            "top_p": sampling.top_p,
             "truncation": request.truncation,
             "usage": None if usage is None else usage_fields(usage),
             "user": request.user,

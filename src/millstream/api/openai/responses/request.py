@@ -17,8 +17,9 @@ from millstream.api.openai.responses.tool_choice import Choice, parse_choice
 from millstream.api.openai.responses.tools import Catalog, parse_tools, tools_of_items
 from millstream.api.params import supported
 from millstream.errors import BadRequest, PreviousResponseNotFound
+from millstream.parameters import IGNORED
 from millstream.service.ports import Seal
-from millstream.types import SAMPLING_FIELDS, ChatPrompt, GenerationRequest, Thinking, ToolUse
+from millstream.types import ChatPrompt, GenerationRequest, Thinking, ToolUse
 
 _Request = TypeVar("_Request", bound=PromptRequest)
 
@@ -51,14 +52,11 @@ class Plan:
         return GenerationRequest(
             model=request.model,
             prompts=(ChatPrompt(messages, request.chat_template_kwargs),),
-            sampling=request.sampling(),
-            seeded=request.seed not in (None, -1),
-            max_tokens=request.max_output_tokens,
+            **request.generation_fields(),
             logprobs=request.logprobs,
             grammar=grammar,
             tools=tools,
             thinking=thinking,
-            unset=SAMPLING_FIELDS - request.model_fields_set,
         )
 
 
@@ -74,7 +72,7 @@ def count_plan(body: dict[str, object], seal: Seal) -> Plan:
 
 
 def _parse(model: type[_Request], body: dict[str, object]) -> _Request:
-    return validated(model, supported(body, model.model_fields, UNSUPPORTED))
+    return validated(model, supported(body, model.model_fields, UNSUPPORTED, IGNORED))
 
 
 def _plan(request: PromptRequest, seal: Seal) -> Plan:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from millstream.api.openai.responses.fields import MAX_METADATA, MAX_METADATA_VALUE
 from millstream.api.params import Neutrals
 from millstream.api.request_docs import NULL, Schema, complete_body
+from millstream.parameters import IGNORED, REFUSED, REFUSED_THINKING
 
-UNSUPPORTED: Neutrals = {"conversation": (), "prompt": (), "moderation": (), "image": ()}
+UNSUPPORTED: Neutrals = REFUSED | REFUSED_THINKING | {"conversation": (), "prompt": (), "moderation": (), "image": ()}
 """Parameters that this server does not support, each with the values, besides null, that have no effect."""
 
 _TEXT: Schema = {"type": "string"}
@@ -58,4 +59,4 @@ METADATA: Schema = {
 
 
 def complete_request(schema: Schema) -> None:
-    complete_body(schema, UNSUPPORTED)
+    complete_body(schema, UNSUPPORTED, IGNORED)

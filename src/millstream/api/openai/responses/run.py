@@ -216,7 +216,7 @@ class ResponseRun:
         if request.max_tokens is not None and self._usage is not None:
             request = replace(request, max_tokens=max(1, request.max_tokens - self._usage.completion_tokens))
         self._generation = await start_fitting(self._services, self._plan, request, messages, tools)
-        self.frame.model = self._generation.model
+        self.frame.model, self.frame.sampling = self._generation.model, self._generation.sampling
         return self._generation
 
     def _tools(self) -> ToolUse | None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
+from millstream.api.generation_fields import GenerationFields
 from millstream.api.numbers import Whole
 from millstream.api.openai.responses import request_docs as docs
 from millstream.api.openai.responses.fields import (
@@ -15,13 +16,8 @@ from millstream.api.openai.responses.fields import (
     parse_reasoning,
     parse_text,
 )
-from millstream.types import Sampling
+from millstream.parameters import NO_LIMIT
 
-_INT32 = 2**31 - 1
-_INT64 = 2**63
-
-Limit = Annotated[Whole, Field(ge=1, le=_INT32)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 Input = Annotated[list[Any], PlainValidator(parse_input), WithJsonSchema(docs.INPUT)]
 Text = Annotated[dict[str, Any], PlainValidator(parse_text), WithJsonSchema(docs.TEXT)]
 Reasoning = Annotated[dict[str, Any], PlainValidator(parse_reasoning), WithJsonSchema(docs.REASONING)]
@@ -65,7 +61,7 @@ class InputTokensRequest(PromptRequest):
     """Accepted; has no effect."""
 
 
-class ResponseRequest(PromptRequest):
+class ResponseRequest(GenerationFields, PromptRequest):
     """An input to respond to."""
 
     background: bool = False
@@ -74,9 +70,7 @@ class ResponseRequest(PromptRequest):
     """Passed to the model's chat template, for example {"enable_thinking": false}."""
     include: Include = Field(default_factory=list)
     """reasoning.encrypted_content and message.output_text.logprobs have an effect; others are accepted."""
-    max_output_tokens: Limit | None = None
-    """Maximum number of generated tokens, reasoning included."""
-    max_tool_calls: Annotated[Whole, Field(ge=0, le=_INT32)] | None = None
+    max_tool_calls: Annotated[Whole, Field(ge=0, le=NO_LIMIT)] | None = None
     """Maximum number of calls of MCP servers."""
     metadata: Metadata = Field(default_factory=dict)
     """Up to 16 strings by name, stored with the response."""
@@ -86,22 +80,6 @@ class ResponseRequest(PromptRequest):
     """Send events while the response is generated."""
     stream_options: dict[str, Any] | None = None
     """Accepted; has no effect."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """0 always picks the most likely token; higher values are more varied."""
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Sample from the most likely tokens that together reach this probability."""
-    top_k: Annotated[Whole, Field(ge=-1, le=_INT32)] = 0
-    """Sample from this many of the most likely tokens. 0 or -1 disables it."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Exclude tokens whose probability is below this fraction of the most likely token's."""
-    seed: Annotated[Whole, Field(ge=-_INT64, lt=_INT64)] | None = None
-    """The same seed and parameters sample the same tokens. -1, as without it: a random seed."""
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1.0
-    """Above 1: tokens that are in the prompt or the output already become less likely."""
-    presence_penalty: Penalty = 0.0
-    """Above 0: tokens that were generated before become less likely, by a fixed amount."""
-    frequency_penalty: Penalty = 0.0
-    """Above 0: tokens that were generated before become less likely, with each occurrence."""
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     """Return the log-probabilities of this many of the most likely tokens at each position."""
     user: str | None = None
@@ -122,18 +100,6 @@ class ResponseRequest(PromptRequest):
     """Accepted; has no effect."""
     access_programs: dict[str, Any] | None = None
     """Accepted; has no effect."""
-
-    def sampling(self) -> Sampling:
-        return Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p or 1e-6,  # 0 means the most likely token, as at OpenAI
-            top_k=max(self.top_k, 0),
-            min_p=self.min_p,
-            seed=self.seed or 0,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-        )
 
     @property
     def logprobs(self) -> int | None:
