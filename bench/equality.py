@@ -156,7 +156,11 @@ def main() -> int:
     parser.add_argument("--like-gpu", action="store_true", help="the layout of a GPU")
     parser.add_argument("--layout", default="auto", help="of the KV caches")
     arguments = parser.parse_args()
-    settings = {"disabled": frozenset({"calibration", *arguments.disable}), "like_gpu": arguments.like_gpu, "layout": arguments.layout}
+    settings = {
+        "disabled": frozenset({"calibration", *arguments.disable}),
+        "like_gpu": arguments.like_gpu,
+        "layout": arguments.layout,
+    }
     keep_cpu_kernels(Path(tempfile.gettempdir()) / "millstream-bench-kernels")
     load_blas()
     wrong = 0

@@ -108,9 +108,13 @@ def measured(name: str, folder: Path, arguments: argparse.Namespace) -> Rows:
         say(f"{name}, {LIMIT}: {spoken(rows[LIMIT])}")
     for server in [*arguments.variants, *(peer for peer in arguments.peers if peer == PEER)]:
         ours = server in VARIANTS
-        extra = ("--isolation", "process", "--log-level", "error", *VARIANTS[server].split(), *arguments.ours.split()) if ours else ()
+        extra = (
+            ("--isolation", "process", "--log-level", "error", *VARIANTS[server].split(), *arguments.ours.split())
+            if ours
+            else ()
+        )
         try:
-            with servers.running("millstream" if ours else server, folder, extra) as url:
+            with servers.running("millstream" if ours else server, folder, tuple(options) if ours else ()) as url:
                 rows[server] = served(url, "" if ours else str(folder), arguments)
         except servers.NotStarted as error:
             say(f"{name}, {server}: left out: {error}")
