@@ -108,11 +108,7 @@ def measured(name: str, folder: Path, arguments: argparse.Namespace) -> Rows:
         say(f"{name}, {LIMIT}: {spoken(rows[LIMIT])}")
     for server in [*arguments.variants, *(peer for peer in arguments.peers if peer == PEER)]:
         ours = server in VARIANTS
-        extra = (
-            ("--isolation", "process", "--log-level", "error", *VARIANTS[server].split(), *arguments.ours.split())
-            if ours
-            else ()
-        )
+        options = f"--isolation process --log-level error {VARIANTS.get(server, '')} {arguments.ours}".split()
         try:
             with servers.running("millstream" if ours else server, folder, tuple(options) if ours else ()) as url:
                 rows[server] = served(url, "" if ours else str(folder), arguments)

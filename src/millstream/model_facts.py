@@ -89,6 +89,8 @@ class Calibration:
     passes: tuple[tuple[int, float], ...] = ()
     """(tokens, seconds) of a pass over whole short prompts while no row decodes, fewest first; empty if the backend
     does not compute a pass over several steps while rows decode."""
+    together: tuple[int, int, float] | None = None
+    """(prompts, tokens of each, seconds) of a pass that several prompts share; None if that was not measured."""
     verifying: tuple[tuple[int, int, float], ...] = ()
     """(rows, tokens per row, seconds) of passes that verify drafts; empty if nothing drafts, or there was no time."""
 
@@ -133,6 +135,8 @@ class GenerationFacts:
     """Memory that the longest chunk takes beside weights and KV cache; 0 if it was not measured."""
     kv_layout: Literal["classes", "rectangle"] = "classes"
     """How the rows' KV caches lie in memory: each in a buffer of its length class, or all as long as the longest."""
+    shares_passes: bool = False
+    """True if prompts share a pass from any offset, each with as much of it as the others."""
     share_tokens: int = 0
     """Rows with at least so many tokens in the prefix cache read them there; 0: they hold all of their tokens."""
     device_memory: int = 0

@@ -22,6 +22,7 @@ from millstream.backend.generation.prefill.prefiller import SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Prefill
+from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
 from support.drafting import drafting
 from support.engines import engine
 from support.rare import RARE, write_rare
@@ -136,3 +137,20 @@ def test_prompts_share_passes_from_any_offset(family: str, folder_of: Callable[[
 def test_a_model_that_does_not_fit_runs_as_before(folder_of: Callable[[str], Path]) -> None:
     with engine(functools.partial(backend, folder_of("llama4"))) as driver:
         assert driver.facts is not None and not in_arenas(driver)
+
+
+@pytest.mark.parametrize("family", ["llama", "jamba"])
+def test_what_prompts_cost_together_is_measured_and_plans_their_passes(
+    family: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.backend.generation.preparation.MIN_WEIGHT_BYTES", 0)
+    make = functools.partial(
+        make_scheduler, SchedulerSettings(memory=None, prefix_cache_bytes=2**22, max_token_gap=0.2)
+    )
+    with engine(functools.partial(backend, folder_of(family)), make_scheduler=make) as driver:
+        assert driver.facts is not None and driver.facts.shares_passes
+        measured = driver.facts.calibration
+        assert measured is not None and measured.together is not None
+        prompts, tokens, seconds = measured.together
+        assert prompts == 8 and tokens >= 16 and seconds > 0
+        assert driver.run(*requests(4, 30)) == alone(folder_of(family), 4, 30)

@@ -65,6 +65,9 @@ VERIFYING_LENGTHS = (17, 5, 2, 9, 3)
 LONG_PASS = VERIFYING_SECONDS / 8
 """A pass that takes so long is run once."""
 
+TOGETHER, TOGETHER_SECONDS, PREFERRED_CHUNK = 8, 0.1, 512
+"""Prompts of a pass that tells what more of them cost; how long the chunk of one of them may take, and its length."""
+
 ROWS = (1, 4, 16)
 ROW_TOKENS = 8
 WARM_STEPS, TIMED_STEPS = 3, 6
@@ -110,6 +113,7 @@ class _Calibrator:
         depth_cost = self._depth_cost(chunks)
         steps = self._steps(chunks)
         passes = self._passes(chunks) if self._spans_steps else []
+        together = self._together(chunks) if self._facts.shares_passes else None
         self._backend.reset()
         costs = _save_cost(self._saves)
         return Calibration(
@@ -119,6 +123,7 @@ class _Calibrator:
             self._workspace_bytes,
             depth_cost,
             tuple(passes),
+            together,
             tuple(sorted(self._verifying)),
         )
 
@@ -266,8 +271,15 @@ class _Calibrator:
             found.append((tokens, min(self._pass(prompts) for _ in range(REPEATS))))
         return found
 
-    def _pass(self, prompts: int) -> float:
-        requests = [self._request(PASS_TOKENS + 1) for _ in range(prompts)]
+    def _together(self, chunks: list[tuple[int, float]]) -> tuple[int, int, float]:
+        """A pass over several prompts, each with a chunk that was measured alone."""
+        prompts = min(TOGETHER, self._facts.max_rows)
+        fitting = [length for length, seconds in chunks if seconds <= TOGETHER_SECONDS and length <= PREFERRED_CHUNK]
+        length = fitting[-1] if fitting else chunks[0][0]
+        return prompts, length, min(self._pass(prompts, length) for _ in range(REPEATS))
+
+    def _pass(self, prompts: int, tokens: int = PASS_TOKENS) -> float:
+        requests = [self._request(tokens + 1) for _ in range(prompts)]
         chunks = tuple(Prefill(request, 0, len(request.prompt) - 1) for request in requests)
         seconds = self._timed(Plan(prefill=chunks))
         self._backend.step(Plan(drop=tuple(request.request_id for request in requests)))

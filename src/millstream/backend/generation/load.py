@@ -172,6 +172,7 @@ class ModelLoader:
             media=encoder.kinds if encoder else (),
             whole_media=encoder is not None and parts.assembly.model.whole_media,
             share_tokens=layout.share_tokens,
+            shares_passes=layout.caches == "arena" and layout.one_row_reason is None,
             kv_layout="classes" if layout.caches in ("classes", "mixed") else "rectangle",
             device_memory=parts.weight_bytes + max(0, free_bytes(self._device)),
             feature_bytes=settings.feature_bytes if encoder is not None else 0,

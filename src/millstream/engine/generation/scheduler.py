@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from millstream.engine.generation.chunk_sizer import ChunkSizer
@@ -23,6 +24,7 @@ from millstream.engine.generation.messages import (
     StepTokens,
     Tokens,
 )
+from millstream.engine.generation.pass_planner import PassPlanner
 from millstream.engine.generation.plan import Plan, Prefill, StepResult
 from millstream.engine.generation.prefill_planner import PrefillPlanner
 from millstream.engine.generation.request import Request, State
@@ -33,7 +35,7 @@ from millstream.engine.messages import Command, Event, Failed, Finished, Specula
 from millstream.engine.prefix_cache.cache import NullPrefixCache, PrefixCache
 from millstream.engine.prefix_cache.index import Hit
 from millstream.engine.prefix_cache.orders import RestorePrefix
-from millstream.model_facts import SpecPrefillFacts
+from millstream.model_facts import Calibration, SpecPrefillFacts
 from millstream.types import FinishReason
 
 COLUMNS_FROM = 4
@@ -67,9 +69,11 @@ class GenerationScheduler:
         depth_cost: float = 0.0,
         speculation: SpeculationDepth | None = None,
         spec_prefill: SpecPrefillFacts | None = None,
+        shared_passes: Calibration | None = None,
     ) -> None:
         """`kv_budget`: None for no bound. `whole_media`: no chunk may end inside an image. `speculation`: None if the
-        model has no drafters. `spec_prefill`: how prompts are read in part, if requests allow it."""
+        model has no drafters. `spec_prefill`: how prompts are read in part, if requests allow it.
+        `shared_passes`: what they cost, where prompts share passes from any offset."""
         if max_rows < 1 or prefill_tokens < 1:
             raise ValueError("max_rows and prefill_tokens must be at least 1")
         self._max_rows = max_rows
@@ -77,7 +81,8 @@ class GenerationScheduler:
         self._room = KvRoom(kv_budget or KvBudget(None))
         self._ages = itertools.count()
         self._cache = prefix_cache or NullPrefixCache()
-        self._planner = PrefillPlanner(
+        planner = PrefillPlanner if shared_passes is None else partial(PassPlanner, shared_passes)
+        self._planner = planner(
             chunk_sizer or ChunkSizer(most=prefill_tokens, least=prefill_tokens),
             prefill_tokens=prefill_tokens,
             prefix_cache=self._cache,

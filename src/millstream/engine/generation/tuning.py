@@ -110,6 +110,7 @@ def make_scheduler(settings: SchedulerSettings, facts: GenerationFacts) -> Gener
         depth_cost=tuning.depth_cost,
         speculation=_speculation(facts),
         spec_prefill=facts.spec_prefill,
+        shared_passes=facts.calibration if facts.calibration is not None and facts.calibration.together else None,
     )
 
 
