@@ -139,7 +139,7 @@ def test_a_model_that_does_not_fit_runs_as_before(folder_of: Callable[[str], Pat
         assert driver.facts is not None and not in_arenas(driver)
 
 
-@pytest.mark.parametrize("family", ["llama", "jamba"])
+@pytest.mark.parametrize("family", ["llama"])
 def test_what_prompts_cost_together_is_measured_and_plans_their_passes(
     family: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
