@@ -71,7 +71,7 @@ class TextGenerator:
                     timer.found(model.name)
                     try:
                         complete = with_defaults(request, model.spec)
-                        check_lengths(complete)
+                        check_ends(complete)
                         return await self._start_on(model, complete, timer)
                     except EngineGone:
                         log.debug("%s: the engine ended before the request was submitted", model.name)
@@ -230,7 +230,7 @@ def with_defaults(request: GenerationRequest, spec: ModelSpec) -> GenerationRequ
     return replace(request, sampling=replace(request.sampling, **defaults), max_tokens=max_tokens)  # type: ignore[arg-type]
 
 
-def check_lengths(request: GenerationRequest) -> None:
+def check_ends(request: GenerationRequest) -> None:
     """Raises `BadRequest` for an output that is to go on where it must end. After `with_defaults`."""
     least, most = request.min_tokens, request.max_tokens
     if most is not None and least > most:
