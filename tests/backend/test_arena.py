@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model
 from millstream.backend.generation.arena.columns import NOTHING
 from millstream.backend.generation.arena.prefiller import ArenaPrefiller
 from millstream.backend.generation.arena.rows import Rows
+from millstream.backend.generation.arena.trial import tried
 from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.prefill.prefiller import SinglePrefiller
@@ -132,6 +133,27 @@ def test_prompts_share_passes_from_any_offset(family: str, folder_of: Callable[[
         assert all(
             count >= min(len(each.prompt), columns.window or 99) for count, each in zip(held, submits, strict=True)
         )
+
+
+class Mistaken:
+    """A model that takes the position of a row's next token from how wide its keys are, as afm7 does."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.layers = model.layers
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        for each in cache:
+            each._running.offset = mx.full((tokens.shape[0],), each.size(), dtype=mx.int32)
+        logits: mx.array = self._model(tokens, cache=cache)
+        return logits
+
+
+def test_a_trial_finds_states_that_padding_changes_and_wrong_positions(folder_of: Callable[[str], Path]) -> None:
+    models = {family: load_model(folder_of(family))[0] for family in ("llama", "lfm2", "jamba")}
+    found = {family: tried(model, VOCAB) for family, model in models.items()}
+    assert found == {"llama": "padded", "lfm2": "padded", "jamba": "unpadded"}
+    assert tried(Mistaken(models["llama"]), VOCAB) == "wrong"
 
 
 def test_a_model_that_does_not_fit_runs_as_before(folder_of: Callable[[str], Path]) -> None:

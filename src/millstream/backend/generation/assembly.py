@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from millstream.backend.generation.arena.caches import ArenaCaches
+from millstream.backend.generation.arena.columns import capacity_for
 from millstream.backend.generation.arena.prefiller import ArenaPrefiller
 from millstream.backend.generation.arena.rows import Rows
 from millstream.backend.generation.batch import Batch
@@ -173,6 +174,7 @@ class Assembly:
             store,
             pads=layout.pads_states,
             min_length_ratio=layout.group_fill or 1.0,
+            usual_length=capacity_for if layout.padded_chunks else int,
             watch=self.mtp,
         )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from millstream.backend.generation.arena.trial import takes_padding
+from millstream.backend.generation.arena.trial import tried
 from millstream.backend.generation.assembly import Assembly
 from millstream.backend.generation.batch import Batch
 from millstream.backend.generation.caches.batch_caches import new_row_caches
@@ -53,9 +53,9 @@ class TwoRowTrial:
         self._rehearse(lambda: self._continuation(layout))
         return self._continuation(layout)
 
-    def takes_padding(self) -> bool:
-        """Whether states of rows in arenas end where their row does, in a pass that goes on."""
-        return takes_padding(self._assembly.model, self._assembly.vocab_size)
+    def in_arenas(self) -> Literal["padded", "unpadded", "wrong"]:
+        """Whether rows of unequal lengths run together in arenas as alone, and whether a padded pass may read them."""
+        return tried(self._assembly.model, self._assembly.vocab_size)
 
     def _rehearse(self, work: Callable[[], object]) -> None:
         rehearse(work)

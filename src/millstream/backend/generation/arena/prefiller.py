@@ -55,16 +55,19 @@ class ArenaPrefiller:
         *,
         pads: bool,
         min_length_ratio: float,
+        usual_length: Callable[[int], int] = int,
         watch: PromptWatch | None = None,
     ) -> None:
         """`single`: for prompts that are read alone. `pads`: the model's states take padding. `min_length_ratio`: of
-        the shortest chunk of a pass to the longest. `watch`: reads hidden states of prompts."""
+        the shortest chunk of a pass to the longest. `usual_length`: of a pass over so many columns, where padding costs
+        little and new shapes much. `watch`: reads hidden states of prompts."""
         self._model = model
         self._new_rows = new_rows
         self._single = single
         self._store = prefix_store
         self._pads = pads
         self._min_length_ratio = min_length_ratio
+        self._usual_length = usual_length
         self._watch = watch
         self._groups: list[_Group] = []
         self._alone: set[int] = set()
@@ -98,7 +101,7 @@ class ArenaPrefiller:
             group = self._gather(list(left.values()))
             ordered = [left[each.request_id] for each in group.members if each is not None]
             lengths = [length_of(chunk) - done for chunk in ordered]
-            count = max(lengths) if self._pads else min(lengths)
+            count = self._usual_length(max(lengths)) if self._pads else min(lengths)
             found.append(self._run(group.rows, ordered, done, count))
             done += count
             left = {request_id: chunk for request_id, chunk in left.items() if length_of(chunk) > done}

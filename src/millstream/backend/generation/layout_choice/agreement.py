@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -44,8 +44,8 @@ class Trial(Protocol):
         """How far the logits of two rows that continue a cached prefix in one pass are from those of each alone."""
         ...
 
-    def takes_padding(self) -> bool:
-        """Whether states of rows in arenas end where their row does, in a pass that goes on."""
+    def in_arenas(self) -> Literal["padded", "unpadded", "wrong"]:
+        """Whether rows of unequal lengths run together in arenas as alone, and whether a padded pass may read them."""
         ...
 
 

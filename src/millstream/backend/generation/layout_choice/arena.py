@@ -9,7 +9,7 @@ from millstream.backend.generation.arena.rows import misfit
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.widths import exact
 from millstream.backend.generation.layout import Layout
-from millstream.backend.generation.layout_choice.agreement import AGREED, ERRORS, Trial
+from millstream.backend.generation.layout_choice.agreement import ERRORS, Trial
 from millstream.backend.generation.layout_choice.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -21,15 +21,16 @@ def arena_layout(subject: Subject, trial: Trial) -> Layout | None:
         subject.draft(),
         caches="arena",
         slot_policy=exact,
-        padded_chunks=False,
+        padded_chunks=subject.paths.as_on_gpu,
         queued=subject.settings.layout != "arena-built",
     )
     trouble = _not_served(subject) or misfit(new_row_caches(subject.model))
     if trouble is None:
         try:
-            layout = dataclasses.replace(layout, pads_states=trial.takes_padding())
+            found = trial.in_arenas()
+            layout = dataclasses.replace(layout, pads_states=found == "padded")
             trial.two_rows(layout)
-            if trial.disagreement(layout) > AGREED:
+            if found == "wrong":
                 trouble = "its rows answer differently together than alone"
         except ERRORS as error:
             trouble = str(error) or type(error).__name__
