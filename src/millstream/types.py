@@ -327,6 +327,9 @@ class TextLogprob:
     logprob: float | None
     """None for the first token of a prompt, which has no context."""
     top: tuple[tuple[str, bytes, float], ...] = ()
+    offset: int = 0
+    """Where it begins in the choice's text, an echoed prompt included. Parts of one character begin where it does;
+    special tokens take no room, unless they were written in the prompt's text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,8 @@ def test_stream(client):
 
 PIECES = (
     TextLogprob("ab", b"ab", -0.5, (("ab", b"ab", -0.5), ("\ufffd", b"\xf0\x9f", -2.0))),
-    TextLogprob("\ufffd", b"\xf0", -1.0, (("\ufffd", b"\xf0", -1.0),)),
-    TextLogprob("c", b"c", float("-inf"), ()),
+    TextLogprob("\ufffd", b"\xf0", -1.0, (("\ufffd", b"\xf0", -1.0),), offset=2),
+    TextLogprob("c", b"c", float("-inf"), (), offset=2),
 )
 TOKENS = ["ab", "bytes:\\xf0", "c"]
 TOPS = [{"ab": -0.5, "bytes:\\xf0\\x9f": -2.0}, {"bytes:\\xf0": -1.0}, {}]
@@ -80,14 +80,14 @@ def test_logprobs_whole(client, service):
     service.steps = [(Delta(0, "ab", PIECES[:1]),), (Delta(0, "c", PIECES[1:], STOP),)]
     logprobs = ask(client, logprobs=2).choices[0].logprobs
     assert (logprobs.tokens, logprobs.token_logprobs) == (TOKENS, [-0.5, -1.0, -9999.0])
-    assert (logprobs.top_logprobs, logprobs.text_offset) == (TOPS, [0, 2, 3])
+    assert (logprobs.top_logprobs, logprobs.text_offset) == (TOPS, [0, 2, 2])
     assert service.requests[0].logprobs == 2
 
 
-def test_streamed_logprobs_continue_their_offsets(client, service):
+def test_streamed_logprobs(client, service):
     service.steps = [(Delta(0, "ab", PIECES[:1]),), (Delta(0, "", PIECES[1:2]),), (Delta(0, "c", PIECES[2:], STOP),)]
     shown = [chunk.choices[0].logprobs for chunk in ask(client, logprobs=0, stream=True)]
     assert [part.tokens[0] for part in shown] == TOKENS
-    assert [part.text_offset for part in shown] == [[0], [2], [3]]
+    assert [part.text_offset for part in shown] == [[0], [2], [2]]
     assert all(part.top_logprobs is None for part in shown)
     assert service.requests[0].logprobs == 0

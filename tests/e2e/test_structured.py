@@ -196,6 +196,9 @@ def test_an_echo_with_log_probabilities(http: httpx.Client) -> None:
     assert all(value < 0 for value in logprobs["token_logprobs"][1:])
     assert all(len(top) == 2 for top in logprobs["top_logprobs"][1:])
     assert logprobs["text_offset"] == list(range(len(TEXT) + 1))
+    parts = complete(http, prompt="aé", max_tokens=3, echo=True, logprobs=0, temperature=0)["choices"][0]
+    assert parts["logprobs"]["text_offset"][:4] == [0, 1, 1, 2]
+    assert all(0 <= offset <= len(parts["text"]) for offset in parts["logprobs"]["text_offset"])
     none = complete(http, max_tokens=0, echo=True, logprobs=2)["choices"][0]["logprobs"]
     assert none["token_logprobs"] == logprobs["token_logprobs"][:-1]
     # The prompt's last token has the same log-probability as when it is generated after the rest of the prompt.

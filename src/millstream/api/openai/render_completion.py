@@ -24,7 +24,6 @@ class CompletionRenderer:
         self._head = self._frame.head(_KIND)
         self._tail = self._frame.tail()
         self._plain = b',"logprobs":null,"finish_reason":null' + self._tail
-        self._offsets: dict[int, int] = {}
 
     def opening(self, usage: Usage) -> bytes:
         return b""
@@ -67,20 +66,14 @@ class CompletionRenderer:
         }
 
     def _legacy(self, delta: Delta) -> dict[str, object] | None:
-        """The legacy form: parallel lists. Offsets continue through the chunks of a choice."""
+        """The legacy form: parallel lists."""
         if self._logprobs is None or not delta.logprobs:
             return None
-        offset = self._offsets.get(delta.index, 0)
-        offsets = []
-        for token in delta.logprobs:
-            offsets.append(offset)
-            offset += len(token.text)
-        self._offsets[delta.index] = offset
         return {
             "tokens": [_name(token.text, token.data) for token in delta.logprobs],
             "token_logprobs": [finite(token.logprob) for token in delta.logprobs],
             "top_logprobs": [_top(token) for token in delta.logprobs] if self._logprobs else None,
-            "text_offset": offsets,
+            "text_offset": [token.offset for token in delta.logprobs],
         }
 
 

@@ -55,6 +55,7 @@ class Choice:
         self._decoded_chars = 0
         self._emitted_chars = 0
         self._prompt_echo = prompt_echo
+        self._echoed_chars = 0 if prompt_echo is None else prompt_echo.length
         self._logprob_sum = 0.0
         self._logprob_count = 0
         self._pending_logprobs: deque[tuple[int, TextLogprob]] = deque()
@@ -113,7 +114,9 @@ class Choice:
             self._decoded_chars += len(piece)
             if logprobs:
                 logprob = logprobs[position]
-                self._pending_logprobs.append((self._decoded_chars, text_logprob(self._tokenizer, logprob)))
+                begin = self._echoed_chars + self._decoded_chars - len(piece)
+                shown = text_logprob(self._tokenizer, logprob, offset=begin)
+                self._pending_logprobs.append((self._decoded_chars, shown))
                 self._logprob_sum += logprob.logprob
                 self._logprob_count += 1
             if self._parser.ended:

@@ -26,7 +26,11 @@ class PromptEcho:
         self._top_echoed = request.logprobs if request.echo else None
         self._top_options = request.prompt_logprobs
         self._tokenizer = tokenizer
-        first = replace(text_logprob(tokenizer, TokenLogprob(prompt[0], 0.0)), logprob=None)
+        self._detokenizer = tokenizer.detokenizer()
+        self._offset = 0
+        first = replace(
+            text_logprob(tokenizer, TokenLogprob(prompt[0], 0.0), offset=self._place(prompt[0])), logprob=None
+        )
         self._logprobs = [] if self._top_echoed is None else [first]
         self._options = [] if self._top_options is None else [PromptToken()]
 
@@ -46,9 +50,27 @@ class PromptEcho:
     def add(self, logprobs: Sequence[TokenLogprob]) -> None:
         """Converts the log-probabilities of one prefill chunk. All at once would block the event loop."""
         if self._top_echoed is not None:
-            self._logprobs += [text_logprob(self._tokenizer, each, self._top_echoed) for each in logprobs]
+            self._logprobs += [
+                text_logprob(self._tokenizer, each, self._top_echoed, offset=self._place(each.token))
+                for each in logprobs
+            ]
         if self._top_options is not None:
             self._options += [self._prompt_token(each, self._top_options) for each in logprobs]
+
+    @property
+    def length(self) -> int:
+        """Characters of the text."""
+        return len(self._text)
+
+    def _place(self, token: int) -> int:
+        """Where the next token begins in the text. A special token was written there, or added by the tokenizer."""
+        begin = self._offset
+        if self._tokenizer.is_special(token):
+            name = self._tokenizer.name(token) or ""
+            self._offset += len(name) if self._text.startswith(name, begin) else 0
+        else:
+            self._offset += len(self._detokenizer.push((token,)))
+        return min(begin, len(self._text))
 
     def prepend_to(self, delta: Delta) -> Delta:
         text = self._text + delta.text
@@ -65,11 +87,14 @@ class PromptEcho:
         return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
 
 
-def text_logprob(tokenizer: Tokenizer, logprob: TokenLogprob, max_top: int | None = None) -> TextLogprob:
-    """Returns the log-probability with tokens as text and bytes, and at most `max_top` top tokens."""
+def text_logprob(
+    tokenizer: Tokenizer, logprob: TokenLogprob, max_top: int | None = None, *, offset: int = 0
+) -> TextLogprob:
+    """Returns the log-probability with tokens as text and bytes, and at most `max_top` top tokens. `offset`: where the
+    token begins in the text."""
     data = tokenizer.token_bytes(logprob.token)
     top = []
     for token, value in logprob.top[:max_top]:
         other = tokenizer.token_bytes(token)
         top.append((other.decode("utf-8", "replace"), other, value))
-    return TextLogprob(data.decode("utf-8", "replace"), data, logprob.logprob, tuple(top))
+    return TextLogprob(data.decode("utf-8", "replace"), data, logprob.logprob, tuple(top), offset)
