@@ -9,6 +9,7 @@ import os
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from millstream.config import ConfigUpdate, ModelSpec, Settings
@@ -20,6 +21,8 @@ from millstream.loading.models import ModelLoader
 from millstream.loading.reload_plan import plan_reload
 from millstream.media.limits import MediaLimits
 from millstream.media.resolver import Resolver
+from millstream.models.demo import user_cache_dir
+from millstream.models.disk_space import has_room
 from millstream.models.source import name_of
 from millstream.pools import Pools
 from millstream.service.activity import Activities
@@ -50,6 +53,7 @@ from millstream.service.store.directory import prepare, seal_key
 from millstream.service.store.files import RecordFiles
 from millstream.service.store.folder import RecordFolder
 from millstream.service.store.memory import MemoryRecords
+from millstream.service.store.room import FolderRoom
 from millstream.service.store.seal import SecretKeySeal
 from millstream.service.telemetry.setup import open_telemetry
 from millstream.service.transcription.service import Transcriber
@@ -60,6 +64,9 @@ log = logging.getLogger(__name__)
 
 ENGINE_SECONDS = 5.0
 """After the grace time of a stop, for engines to complete their step and free their models."""
+UNWRITTEN = "responses cannot be stored on disk now: they are kept in memory, until the server stops"
+SPARE_BYTES = 64 * 2**20
+"""For stored responses while their disk cannot be written."""
 AUDIO_PATIENCE = 6
 """How many times longer than other media audio to transcribe may take to download and decode: it may be hours."""
 
@@ -77,7 +84,8 @@ class Mill:
         self._closing = False
         self._tool_servers = McpServers(settings.tool_servers)
         self._store_worker = ThreadPoolExecutor(1, thread_name_prefix="store")
-        seal, records = _store(settings, self._store_worker)
+        seal, self._records = _store(settings, self._store_worker)
+        self._room = FolderRoom(_written_folders(settings), has_room, pools.waits)
         self._metrics = Metrics()
         self.hub = ModelHub(
             memory=settings.memory,
@@ -128,9 +136,10 @@ class Mill:
             speech=speech,
             realtime=RealtimeSessions(models, SessionServices(generation, transcription, speech)),
             seal=seal,
-            records=records,
+            records=self._records,
             tool_servers=self._tool_servers,
             state=StateOperations(self.hub, journal, self._history),
+            problems=self._problems,
         )
         self._history.start()
         self._tool_servers.start()
@@ -231,6 +240,10 @@ class Mill:
         """Call it once no task is left that stores something. What is handed over already is still written."""
         self._store_worker.shutdown(wait=False)
 
+    def _problems(self) -> list[str]:
+        unwritten = isinstance(self._records, RecordFiles) and self._records.fails
+        return [*self._room.problems(), *([UNWRITTEN] if unwritten else [])]
+
     def kill(self, reason: str) -> None:
         """End all engines and tool servers without waiting, as far as that is possible: those in processes are gone."""
         self._engines.kill(reason)
@@ -263,13 +276,27 @@ def _reject_duplicates(specs: Sequence[ModelSpec]) -> None:
         raise ModelError(f"two models have the name or alias {', '.join(twice)}")
 
 
+def _written_folders(settings: Settings) -> dict[str, Path]:
+    """By what is told if there is no room."""
+    full = "is on a disk that is full or cannot be written"
+    folders = {
+        f"the cache folder {full}: compiled kernels and prefixes of prompts are not kept, and models cannot be "
+        "downloaded": settings.cache_dir or user_cache_dir(),
+        f"the temporary folder {full}": Path(os.environ.get("TMPDIR", "/tmp")),
+    }
+    if settings.store_dir is not None:
+        folders[f"the folder of stored responses {full}"] = settings.store_dir
+    return folders
+
+
 def _store(settings: Settings, worker: Executor) -> tuple[Seal, RecordStore]:
     """What clients hold or ask for again: with a folder, a restart finds it. `worker` has one thread."""
     size, age = settings.store_size, settings.record_seconds
     if settings.store_dir is None:
         return SecretKeySeal(), MemoryRecords(max_bytes=size, max_age=age)
     folder = RecordFolder(prepare(settings.store_dir), max_bytes=size, max_age=age)
-    return SecretKeySeal(seal_key(settings.store_dir)), RecordFiles(folder, worker)
+    spare = MemoryRecords(max_bytes=min(size, SPARE_BYTES), max_age=age)
+    return SecretKeySeal(seal_key(settings.store_dir)), RecordFiles(folder, worker, spare)
 
 
 def media_limits(settings: Settings) -> MediaLimits:

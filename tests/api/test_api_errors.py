@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from millstream import errors
+from millstream.api.errors import told, without_paths
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"prompt": "hi"}
@@ -31,6 +32,48 @@ def test_error_of_start_is_a_plain_http_error(http, service, stream, error, stat
     assert response.status_code == status and response.headers["content-type"] == "application/json"
     body = {"message": error.message, "type": kind, "param": param, "code": code}
     assert response.json() == {"error": body | {"request_id": response.headers["x-request-id"]}}
+
+
+COMMAND = 'the command "g++ -O3 "/tmp/mlx/0.1/cpu/a.cpp" -o "/tmp/my files/a.so"" failed: /usr/lib/x.so: full'
+SHORT = 'the command "g++ -O3 "a.cpp" -o "a.so"" failed: x.so: full'
+DIALECTS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TEXT,
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": CHAT | {"max_tokens": 5, "model": "m"},
+    "/api/chat": CHAT | {"model": "plain"},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", DIALECTS)
+def test_no_dialect_tells_where_files_are_on_this_machine(http, service, path, stream, caplog):
+    """Before the first byte and in the stream. The log has all of it."""
+    service.start_error = errors.StepFailed(COMMAND)
+    for _ in range(2):
+        answer = http.post(path, json=DIALECTS[path] | {"stream": stream}).text.replace('\\"', '"')
+        assert SHORT in answer and "/tmp" not in answer and "/usr" not in answer
+        service.start_error = None
+        service.steps = [*service.steps[:1], errors.StepFailed(COMMAND)]
+    assert "/tmp/mlx/0.1/cpu" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/home/a/model: no config.json", "model: no config.json"),
+        ("[Errno 28] No space left on device: '/var/my cache/x.bin'", "[Errno 28] No space left on device: 'x.bin'"),
+        ("POST /v1/models/a/load tries again.", "POST /v1/models/a/load tries again."),
+        ("see https://host/usr/lib and a/usr/lib, 1/2 of it", "see https://host/usr/lib and a/usr/lib, 1/2 of it"),
+        ("org/name and /nowhere-at-all/x", "org/name and /nowhere-at-all/x"),
+    ],
+)
+def test_paths_of_this_machine_are_recognised(text: str, told: str) -> None:
+    assert without_paths(text) == told
+
+
+def test_what_a_client_sent_is_quoted_as_it_is() -> None:
+    assert told(errors.BadRequest("not a folder: /usr/lib/x")) == "not a folder: /usr/lib/x"
 
 
 def test_busy_says_when_to_retry(client, service, caplog):

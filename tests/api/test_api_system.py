@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
+import httpx
 import openai
 import pytest
 
@@ -34,6 +35,16 @@ def test_health(http):
     response = http.get("/health")
     assert response.status_code == 200
     assert response.json() == {"status": "ok", "models": {"org/tiny": "ready", "plain": "loading"}}
+
+
+def test_problems_degrade_the_health(service, serve_module):
+    problems = ["the cache folder is full"]
+    with serve_module(create_app(services(service, problems=lambda: problems), body_limit=1000)) as port:
+        found = httpx.get(f"http://127.0.0.1:{port}/health")
+        assert (found.status_code, found.json()["status"], found.json()["problems"]) == (200, "degraded", problems)
+        problems.clear()
+        found = httpx.get(f"http://127.0.0.1:{port}/health").json()
+        assert found["status"] == "ok" and "problems" not in found
 
 
 def test_metrics(http):

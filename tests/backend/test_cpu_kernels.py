@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from millstream.backend.kernels import cpu_compiler
+from millstream.backend.kernels import cpu_compiler, fusing
 from millstream.backend.kernels.cpu_kernels import COMPILER, keep_cpu_kernels
+from millstream.backend.kernels.fusing import Fusing
 
 SCRIPT = """
 import logging, sys
@@ -51,11 +54,9 @@ class Machine:
     def environment(self) -> dict[str, str]:
         return os.environ | {"PATH": f"{self.tools}{os.pathsep}{PLAIN}", "TMPDIR": str(self.temporary)}
 
-    def start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", SCRIPT, str(self.root)]
-        return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def start(self, prepare: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+        command, pipe = [sys.executable, "-c", SCRIPT, str(self.root)], subprocess.PIPE
+        return subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True, preexec_fn=prepare)
 
     def run(self) -> tuple[str, str]:
         out, err = self.start().communicate(timeout=120)
@@ -101,6 +102,68 @@ def test_a_folder_that_cannot_be_made(machine: Machine) -> None:
     out, err = machine.run()
     assert out == ANSWER and "compiled into the temporary folder" in err and machine.root.name in err
     assert list(machine.temporary.glob("mlx/*/cpu/*.so"))
+
+
+def test_where_nothing_can_be_written_functions_run_unfused(machine: Machine) -> None:
+    """As on a full disk: neither in the folder, also with kernels of an earlier process, nor in the temporary one."""
+    machine.run()
+    for library in machine.libraries():
+        library.unlink()
+
+    def write_little() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    out, err = machine.start(write_little).communicate(timeout=120)
+    assert out.strip() == ANSWER, err
+    assert "compiled into the temporary folder" in err and "Functions are not fused, which costs speed" in err
+
+
+STEPS = """
+from millstream.backend.kernels.fusing import loads_unfused, steps_unfused
+from millstream.errors import StepFailed
+fused = mx.compile(lambda x: mx.exp(x) + {number})
+work = lambda: fused(mx.zeros(1)).item()
+"""
+
+
+def test_a_compiler_that_fails_costs_one_step_and_no_load(machine: Machine) -> None:
+    (machine.tools / COMPILER).write_text(
+        '#!/bin/sh\n[ "$1" = --version ] || { echo "No space left on device"; exit 1; }\n'
+    )
+    begin = SCRIPT.rsplit("\n", 2)[0] + STEPS.format(number=1)
+    step = "try: steps_unfused(work)()\nexcept StepFailed as error: print(error.message)\nprint(steps_unfused(work)())"
+    for script, expected in (
+        (f"{begin}{step}", "a kernel could not be compiled. Send the request again: no kernel is needed now.\n2.0\n"),
+        (f"{begin}print(loads_unfused(work)())", "2.0\n"),
+    ):
+        command = [sys.executable, "-c", script, str(machine.root)]
+        done = subprocess.run(command, env=machine.environment, capture_output=True, text=True, timeout=120)
+        assert done.stdout == expected, done.stderr
+        assert "Functions are not fused" in done.stderr and "No space left" in done.stderr
+
+
+def test_functions_are_fused_again_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    switched: list[bool] = []
+    monkeypatch.setattr(fusing.mx, "disable_compile", lambda: switched.append(False))
+    monkeypatch.setattr(fusing.mx, "enable_compile", lambda: switched.append(True))
+    for name in ("LOOK_SECONDS", "TRY_SECONDS"):
+        monkeypatch.setattr(fusing, name, 0.0)
+    subject, full = Fusing(), False
+    monkeypatch.setattr(fusing, "has_room", lambda folder: not full)
+    subject.use(tmp_path)
+    subject.look()
+    assert switched == []
+    full = True
+    for _ in range(3):
+        subject.look()
+    assert switched == [False]
+    full = False
+    for _ in range(3):
+        subject.look()
+    assert switched == [False, True]
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_installation_that_is_gone(machine: Machine) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +18,30 @@ from millstream.service.store.files import RecordFiles
 from millstream.service.store.folder import RecordFolder
 from millstream.service.store.memory import MemoryRecords
 from millstream.service.store.record_file import file_name
+from millstream.service.store.room import LOOK_SECONDS, FolderRoom
 from support.hubs import on_loop
 
 PAGE = 4096
+
+
+def test_folders_without_room_are_told(tmp_path: Path, worker: Executor) -> None:
+    clock, full, looked = Clock(), {"cache"}, threading.Event()
+
+    def has_room(folder: Path) -> bool:
+        looked.set()
+        return folder.name not in full
+
+    folders = {f"the {name} folder is full": tmp_path / name for name in ("cache", "store")}
+    room = FolderRoom(folders, has_room, worker, clock=clock)
+    worker.submit(int).result(60)  # after the first look
+    assert room.problems() == ["the cache folder is full"]
+    full.clear()
+    looked.clear()
+    assert room.problems() and not looked.is_set(), "it has just looked"
+    clock.now += LOOK_SECONDS
+    room.problems()
+    worker.submit(int).result(60)
+    assert room.problems() == []
 
 
 class Clock:
@@ -42,7 +64,7 @@ def worker() -> Iterator[Executor]:
 
 def on_disk(path: Path, worker: Executor, clock: Clock | None = None, *, max_bytes: int = 10 * PAGE) -> RecordFiles:
     folder = RecordFolder(path, max_bytes=max_bytes, max_age=60.0, clock=clock or Clock())
-    return RecordFiles(folder, worker)
+    return RecordFiles(folder, worker, MemoryRecords(max_bytes=max_bytes, max_age=60.0))
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -206,7 +228,7 @@ async def test_partial_writes_are_removed_and_foreign_files_are_left(tmp_path: P
 
 
 @on_loop
-async def test_a_disk_that_fails_costs_the_record_alone(
+async def test_what_a_full_disk_does_not_take_is_kept_in_memory(
     tmp_path: Path, worker: Executor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = on_disk(tmp_path, worker)
@@ -218,8 +240,14 @@ async def test_a_disk_that_fails_costs_the_record_alone(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         await records.put("b", b"two")
-    assert (await records.get("a"), await records.get("b")) == (b"one", None)
+        assert records.fails
+    assert (await records.get("a"), await records.get("b")) == (b"one", b"two")
     assert names(tmp_path) == [file_name("a")]
+    await records.put("b", b"three")
+    assert not records.fails
+    assert names(tmp_path) == sorted([file_name("a"), file_name("b")])
+    assert await records.get("b") == b"three" == await on_disk(tmp_path, worker).get("b")
+    assert (await records.delete("b"), await records.get("b")) == (True, None)
     assert [(log.levelno, log.message) for log in caplog.records] == [
         (logging.ERROR, "the store fails: [Errno 28] No space left on device")
     ]

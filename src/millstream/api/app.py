@@ -102,7 +102,7 @@ def create_app(
         services, ping_seconds=ping_seconds, write_timeout=write_timeout, background=background or BackgroundTasks()
     )
     routers = table.routers(responder)
-    routers.append(system.routes(services.models, table.default.docs.errors))
+    routers.append(system.routes(services.models, services.problems, table.default.docs.errors))
     routers.append(server_state.routes(services.state, table.default.docs.errors))
     routers.append(tool_servers.routes(services.tool_servers, table.default.docs.errors))
     pages = page_routes()

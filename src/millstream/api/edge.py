@@ -11,7 +11,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from millstream.api.dialect import Dialects
 from millstream.api.disconnect import ClientLeft
-from millstream.api.errors import PARAM_LENGTH, REQUEST_ID, ErrorFormat, printable, shortened
+from millstream.api.errors import PARAM_LENGTH, REQUEST_ID, ErrorFormat, printable, shortened, told
 from millstream.api.reply import REPLY, Reply
 from millstream.api.request_log import log_error
 from millstream.api.stream import STREAM_ERROR
@@ -129,4 +129,4 @@ class Handshake:
             await self.send({"type": "websocket.http.response.start", "status": form.status(error), "headers": raw})
             await self.send({"type": "websocket.http.response.body", "body": body})
         elif self._state == "open":
-            await self.send({"type": "websocket.close", "code": WS_FAILED, "reason": error.message[:WS_REASON]})
+            await self.send({"type": "websocket.close", "code": WS_FAILED, "reason": told(error)[:WS_REASON]})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,6 +31,36 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 def shortened(text: str, length: int) -> str:
     """Returns the beginning and the end of a long text."""
     return text if len(text) <= length else f"{text[: length * 2 // 3]}…{text[-(length // 3) :]}"
+
+
+_PATH = re.compile(
+    r"""(?P<quote>['"])(?P<quoted>/[^'"\n]+/[^'"\n]*)(?P=quote)"""  # may hold spaces
+    r"""|(?<![\w.:/~-])/(?:[^\s/'",;:()]+/)+[^\s/'",;:()]*"""
+)
+_ROUTES = frozenset({"v1", "api"})
+
+
+def told(error: MillstreamError) -> str:
+    """What a client is told of an error. Unless it is about what the client sent, the message may come from any
+    library: it keeps the names of files, but not where they are on this machine."""
+    return shortened(error.message if error.quotes_input else without_paths(error.message), MESSAGE_LENGTH)
+
+
+def without_paths(text: str) -> str:
+    """Leaves the last part of each path of this machine."""
+    return _PATH.sub(_last_part, text)
+
+
+def _last_part(found: re.Match[str]) -> str:
+    quote, path = found["quote"] or "", found["quoted"] or found[0]
+    first = path.split("/", 2)[1]
+    return f"{quote}{path.rstrip('/').rpartition('/')[2]}{quote}" if _is_folder(first) else found[0]
+
+
+@functools.lru_cache
+def _is_folder(first: str) -> bool:
+    """Else it is no path of this machine, but one of the server's routes or the like."""
+    return first not in _ROUTES and os.path.isdir(f"/{first}")
 
 
 def printable(text: str) -> str:

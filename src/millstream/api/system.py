@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -17,7 +18,7 @@ from millstream.service.ports import ModelService
 _TEXT: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
 
 
-def routes(service: ModelService, errors: ErrorDocs) -> APIRouter:
+def routes(service: ModelService, problems: Callable[[], Sequence[str]], errors: ErrorDocs) -> APIRouter:
     """`errors` documents the errors of these routes, which belong to the default dialect."""
     router = APIRouter(tags=["system"], default_response_class=Response)
     refusals = errors.references(ANY_REQUEST)
@@ -32,11 +33,12 @@ def routes(service: ModelService, errors: ErrorDocs) -> APIRouter:
 
     @router.get("/health", summary="State of the server and its models", openapi_extra=_health_docs(errors))
     async def health() -> Response:
-        """`ok`; `degraded` if some models have failed; `failed`, with status 503, if all have."""
-        states = service.healthy()
+        """`ok`; `degraded` if some models have failed or there are problems; `failed`, with status 503, if all have."""
+        states, found = service.healthy(), list(problems())
         failed = [name for name, state in states.items() if state == "failed"]
-        status = "ok" if not failed else "degraded" if len(failed) < len(states) else "failed"
-        return json_response({"status": status, "models": states}, status=503 if status == "failed" else 200)
+        status = "failed" if failed and len(failed) == len(states) else "degraded" if failed or found else "ok"
+        body = {"status": status, "models": states} | ({"problems": found} if found else {})
+        return json_response(body, status=503 if status == "failed" else 200)
 
     @router.get("/metrics", summary="Metrics in the Prometheus text format", openapi_extra=metrics_docs)
     async def metrics() -> Response:

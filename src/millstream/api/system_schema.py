@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from millstream.api.response_schema import ResponseSchema
+from millstream.api.response_schema import ABSENT, ResponseSchema
 
 State = Literal["unloaded", "loading", "ready", "unloading", "failed", "stopped"]
 
@@ -22,9 +22,12 @@ class Health(ResponseSchema):
     """The server's own view. It asks no engine, so it responds while every engine is busy."""
 
     status: Literal["ok", "degraded", "failed"]
-    """ok: every model is ready or will be when it is used. degraded: some models have failed. failed: all have."""
+    """ok: every model is ready or will be when it is used. degraded: some models have failed, or there are problems.
+    failed: all models have."""
     models: dict[str, State]
     """The state of each model."""
+    problems: list[str] = ABSENT
+    """What does not work now though requests are answered, such as writing to a full disk."""
 
 
 class McpTool(ResponseSchema):

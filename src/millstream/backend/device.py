@@ -9,7 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from millstream.backend.kernels.compiled import keep_kernels
-from millstream.backend.kernels.cpu_kernels import keep_cpu_kernels
+from millstream.backend.kernels.cpu_kernels import compiled_in, keep_cpu_kernels
+from millstream.backend.kernels.fusing import fusing
 
 MEMINFO = Path("/proc/meminfo")
 REUSED = 10
@@ -40,7 +41,7 @@ def use_device(kind: str | None, kernel_dir: Path | None = None) -> None:
         return
     device = current_device()
     if device.is_cpu:
-        keep_cpu_kernels(kernel_dir)
+        fusing.use(compiled_in(keep_cpu_kernels(kernel_dir)))
     elif device.kind == "cuda":
         keep_kernels(kernel_dir)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import sys
 import tempfile
 import time
 from typing import IO, NamedTuple, Protocol
@@ -53,8 +55,13 @@ class Heartbeat:
 
 
 def shared_file() -> IO[bytes]:
-    """A file that two processes map for a heartbeat: pass its descriptor to the child, then close it here."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    """A file that two processes map for a heartbeat: pass its descriptor to the child, then close it here. On no disk,
+    where the system can: a full one must not keep an engine from starting."""
+    file: IO[bytes]
+    if sys.platform == "linux":
+        file = os.fdopen(os.memfd_create("heartbeat"), "r+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(bytes(_SIZE))
     file.flush()
     return file

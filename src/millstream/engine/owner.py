@@ -38,6 +38,8 @@ AnyBackend = Backend[Any, Any, Any, Any]
 AnyScheduler = Scheduler[Any, Any, Any]
 """A plan and a result pass from one to the other; the loop does not look inside."""
 
+MAX_REASON = 300
+"""Characters of another library's error: some quote whole commands."""
 MEASURE_EVERY = 1.0
 """Seconds between two measurements of a busy engine's memory."""
 
@@ -215,5 +217,8 @@ def _unknown(command: Command) -> list[Event]:
 
 
 def describe(error: BaseException) -> str:
-    """An error as one line: our own by their message, others with their type."""
-    return error.message if isinstance(error, MillstreamError) else f"{type(error).__name__}: {error}"
+    """An error in one line: our own by their message, others with their type. The log has the rest."""
+    if isinstance(error, MillstreamError):
+        return error.message
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first[:MAX_REASON]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -458,6 +458,8 @@ class Services:
     records: RecordStore
     tool_servers: ToolServers
     state: ServerState
+    problems: Callable[[], Sequence[str]] = tuple
+    """What does not work now though every model may, such as writing to a full disk. Asks no disk."""
 
     def of(self, owner: str) -> Services:
         """The same services, for what this owner alone may read or find again."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import orjson
 
-from millstream.api.errors import MESSAGE_LENGTH, ErrorFormat, error_status, shortened
+from millstream.api.errors import MESSAGE_LENGTH, ErrorFormat, error_status, shortened, told
 from millstream.api.response_schema import ResponseSchema
 from millstream.errors import ContextOverflow, EngineBusy, MillstreamError, Overloaded
 
@@ -66,12 +66,11 @@ def _message(error: MillstreamError) -> str:
     if isinstance(error, ContextOverflow):
         # Agents know these words, and then shorten the conversation.
         if error.tokens is None or error.limit is None:
-            return f"prompt is too long: {error.message}"
+            return f"prompt is too long: {told(error)}"
         return f"prompt is too long: {error.tokens} tokens > {error.limit - 1} maximum"
     # The shape has no field for the parameter, so the message has to name it.
-    if error.param is not None and error.param not in error.message:
-        return f"{error.param}: {error.message}"
-    return error.message
+    message = told(error)
+    return message if error.param is None or error.param in message else f"{error.param}: {message}"
 
 
 ERROR_FORMAT = ErrorFormat(error_body, status=http_status)

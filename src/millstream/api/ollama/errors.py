@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from millstream.api.errors import MESSAGE_LENGTH, PARAM_LENGTH, shortened
+from millstream.api.errors import MESSAGE_LENGTH, PARAM_LENGTH, shortened, told
 from millstream.api.response_schema import ResponseSchema
 from millstream.errors import MillstreamError
 
@@ -18,7 +18,7 @@ class OllamaError(ResponseSchema):
 
 def error_body(error: MillstreamError) -> bytes:
     """The shape has no place for the field, so the message names it."""
-    message = error.message
+    message = told(error)
     if error.param is not None and error.param not in message:
         message = f"{shortened(error.param, PARAM_LENGTH)}: {message}"
     return orjson.dumps({"error": shortened(message, MESSAGE_LENGTH)})

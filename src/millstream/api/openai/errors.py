@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from millstream.api.errors import MESSAGE_LENGTH, PARAM_LENGTH, shortened
+from millstream.api.errors import PARAM_LENGTH, shortened, told
 from millstream.api.response_schema import ABSENT, ResponseSchema
 from millstream.errors import EngineBusy, MillstreamError
 
@@ -37,7 +37,7 @@ class ErrorResponse(ResponseSchema):
 
 def error_body(error: MillstreamError) -> bytes:
     fields: dict[str, object] = {
-        "message": shortened(error.message, MESSAGE_LENGTH),
+        "message": told(error),
         "type": error.kind,
         "param": None if error.param is None else shortened(error.param, PARAM_LENGTH),
         "code": error.code,

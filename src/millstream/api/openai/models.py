@@ -10,7 +10,7 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from millstream.api.error_docs import ANY_REQUEST, SERVICE
-from millstream.api.errors import json_response
+from millstream.api.errors import json_response, without_paths
 from millstream.api.openai.docs import ERRORS
 from millstream.api.openai.model_schema import Model, ModelList
 from millstream.api.openapi import documented
@@ -95,7 +95,7 @@ def _fields(card: ModelCard) -> dict[str, object]:
         "state": card.state,
         "progress": card.progress,
         "phase": card.phase,
-        "error": card.error,
+        "error": None if card.error is None else without_paths(card.error),
         "aliases": list(card.aliases),
         "isolation": card.isolation,
         "pid": card.pid,

@@ -12,6 +12,7 @@ from millstream.backend.encoders.calibration import DEFAULT, choose_sizes
 from millstream.backend.encoders.loading import Encoder, load_encoder
 from millstream.backend.encoders.padding import Padded
 from millstream.backend.encoders.settings import EncoderSettings
+from millstream.backend.kernels.fusing import loads_unfused, steps_unfused
 from millstream.backend.layers.vector_math import set_vector_threads
 from millstream.backend.mlx_backend import MlxBackend
 from millstream.engine.background import BackgroundTask
@@ -38,6 +39,7 @@ class MlxEncoderBackend(MlxBackend):
         self._vector_threads: int | None = None
         """MKL's setting for this thread before the load. The next engine on it gets it back."""
 
+    @loads_unfused
     def load(self, report: Progress = ignore_progress) -> EncoderFacts:
         """Owner only. Load and evaluate the weights, and measure what a step costs."""
         self._guard.check("load")
@@ -85,6 +87,7 @@ class MlxEncoderBackend(MlxBackend):
         prefixes = self._encoder.prefixes
         return self._encoder.weight_bytes + (0 if prefixes is None else prefixes.nbytes)
 
+    @steps_unfused
     def step(self, plan: BatchPlan) -> BatchResult:
         """Owner only. Compute one batch."""
         self._guard.check("step")

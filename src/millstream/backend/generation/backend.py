@@ -31,6 +31,7 @@ from millstream.backend.generation.settings import GenerationSettings
 from millstream.backend.generation.spec_prefill.scorer import PromptScorer
 from millstream.backend.generation.speculating import Speculating
 from millstream.backend.generation.warmup import RUNS, WarmupProgress
+from millstream.backend.kernels.fusing import loads_unfused, steps_unfused
 from millstream.backend.mlx_backend import MlxBackend, explains_failed_loads
 from millstream.backend.phases import LoadPhases
 from millstream.engine.background import BackgroundTask
@@ -75,6 +76,7 @@ class MlxGenerationBackend(MlxBackend):
         self._decoder = Decoder(self._speculating)
 
     @explains_failed_loads
+    @loads_unfused
     def load(self, report: Progress = ignore_progress) -> GenerationFacts:
         """Owner only. Load and evaluate the weights, choose a layout, warm up and calibrate."""
         self._guard.check("load")
@@ -109,6 +111,7 @@ class MlxGenerationBackend(MlxBackend):
         log.debug("Load: %s", phases)
         return facts
 
+    @steps_unfused
     def step(self, plan: Plan) -> StepResult:
         """Owner only. Drop rows, join rows, launch the decode step, prefill, then read the step before."""
         self._guard.check("step")

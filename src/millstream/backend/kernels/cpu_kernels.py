@@ -9,6 +9,7 @@ program of ours (`cpu_compiler`).
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import logging
 import os
@@ -16,10 +17,13 @@ import platform
 import shlex
 import shutil
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from millstream.backend.kernels import cpu_compiler
 from millstream.backend.kernels.binary_folder import is_cut_off, limit_size
+from millstream.models.disk_space import SOME_BYTES, has_room
 
 COMPILER = "g++"
 """The name by which MLX calls it."""
@@ -31,6 +35,8 @@ esac
 exec {real} "$@"
 """
 """What is not a kernel of MLX goes to the compiler."""
+TRIED_BYTES = 2**20
+"""Are written once, since free bytes may be denied by a quota or a limit."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +51,7 @@ def keep_cpu_kernels(root: Path) -> dict[str, str]:
     real = shutil.which(COMPILER)
     if sys.platform != "linux" or real is None:  # without a compiler MLX fuses nothing
         return {}
-    if Path(real).parent.parent == Path(os.environ.get("TMPDIR", "")):
+    if Path(real).parent.parent == _temporary():
         return {}
     try:
         limit_size(root)
@@ -66,15 +72,35 @@ def _folder(root: Path) -> Path:
     wide = "-avx2" if "avx2" in _flags() else ""
     folder = root / f"mlx-{importlib.metadata.version('mlx')}-{platform.machine()}{wide}"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not os.access(folder, os.W_OK):
-        raise OSError(f"{folder} cannot be written")
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        raise OSError(f"{folder} is on a file system that runs no programs")
+    try_to_write(folder)
     for library in folder.glob("mlx/*/cpu/*.so"):
         if is_cut_off(library):
             log.debug("Removed a damaged kernel: %s", library.name)
             library.unlink(missing_ok=True)
     return folder
+
+
+def compiled_in(variables: Mapping[str, str]) -> Path | None:
+    """Where MLX compiles with what `keep_cpu_kernels` returned. None if it compiles nothing on the CPU."""
+    if sys.platform != "linux" or shutil.which(COMPILER) is None:
+        return None
+    return Path(variables["TMPDIR"]) if variables else _temporary()
+
+
+def _temporary() -> Path:
+    names = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")  # where C++ looks, in this order
+    return Path(next((os.environ[name] for name in names if name in os.environ), "/tmp"))
+
+
+def try_to_write(folder: Path) -> None:
+    """Raises OSError if kernels cannot be compiled and loaded there."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise OSError(f"{folder} is on a file system that runs no programs")
+    if not has_room(folder):
+        raise OSError(errno.ENOSPC, f"less than {SOME_BYTES >> 20} MiB are free", str(folder))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(TRIED_BYTES))
+        file.flush()
 
 
 def _flags() -> list[str]:

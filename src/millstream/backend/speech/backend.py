@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from millstream.backend.device import current_device, limit_reuse
+from millstream.backend.kernels.fusing import loads_unfused, steps_unfused
 from millstream.backend.speech.loading import load_speaker
 from millstream.backend.speech.settings import SpeechSettings
 from millstream.backend.speech.speaker import Speaker
@@ -38,6 +39,7 @@ class MlxSpeechBackend:
         self._weight_bytes = 0
         self._open: dict[int, _Batch] = {}
 
+    @loads_unfused
     def load(self, report: Progress = ignore_progress) -> SpeechFacts:
         """Owner only. Load and evaluate the weights."""
         self._guard.check("load")
@@ -69,6 +71,7 @@ class MlxSpeechBackend:
         """Owner only."""
         return self._weight_bytes
 
+    @steps_unfused
     def step(self, plan: SpeechPlan) -> SpeechResult:
         """Owner only. Begin a batch, or go on with one until it has samples or ends."""
         self._guard.check("step")

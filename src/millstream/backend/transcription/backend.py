@@ -7,6 +7,7 @@ import gc
 import mlx.core as mx
 
 from millstream.backend.device import current_device, limit_reuse
+from millstream.backend.kernels.fusing import loads_unfused, steps_unfused
 from millstream.backend.transcription.family import SteppingFamily
 from millstream.backend.transcription.loading import load_family
 from millstream.backend.transcription.settings import TranscriptionSettings
@@ -36,6 +37,7 @@ class MlxTranscriptionBackend:
         self._family: SteppingFamily | None = None
         self._vocab_size = 0
 
+    @loads_unfused
     def load(self, report: Progress = ignore_progress) -> TranscriptionFacts:
         """Owner only. Load and evaluate the weights."""
         self._guard.check("load")
@@ -79,6 +81,7 @@ class MlxTranscriptionBackend:
         """Owner only."""
         return 0 if self._family is None else self._family.weight_bytes + self._family.cache_bytes()
 
+    @steps_unfused
     def step(self, plan: TranscriptionPlan) -> TranscriptionResult:
         """Owner only. Begin windows and advance all rows."""
         self._guard.check("step")

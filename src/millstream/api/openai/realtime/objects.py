@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.api.errors import MESSAGE_LENGTH, PARAM_LENGTH, shortened
+from millstream.api.errors import PARAM_LENGTH, shortened, told
 from millstream.errors import MillstreamError
 from millstream.realtime_types import AudioFormat, Item, Part, Response, SessionConfig, TurnDetection
 from millstream.types import Usage
@@ -48,7 +48,7 @@ def error_object(error: MillstreamError, event_id: str | None = None) -> dict[st
     return {
         "type": error.kind,
         "code": error.code,
-        "message": shortened(error.message, MESSAGE_LENGTH),
+        "message": told(error),
         "param": None if error.param is None else shortened(error.param, PARAM_LENGTH),
         "event_id": event_id,
     }

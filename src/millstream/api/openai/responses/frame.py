@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.api.errors import MESSAGE_LENGTH, shortened
+from millstream.api.errors import told
 from millstream.api.openai.responses.ids import new_response_id
 from millstream.api.openai.responses.schema import ResponseRequest
 from millstream.errors import BadRequest, ContextOverflow, EngineBusy, MediaRefused, MillstreamError, Overloaded
@@ -111,7 +111,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
 
 def error_fields(error: MillstreamError) -> dict[str, Any]:
     """The error of a response that failed."""
-    return {"code": _code(error), "message": shortened(error.message, MESSAGE_LENGTH)}
+    return {"code": _code(error), "message": told(error)}
 
 
 def _code(error: MillstreamError) -> str:
