@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from millstream.config import ModelSpec, Settings
+from millstream.models.source import ModelSource
+from support.scripted import ScriptedBackend
 from support.server import RunningServer, running
 from support.tiers import some
 from support.tiny import write_servable
@@ -104,6 +106,18 @@ def test_admin_routes(folders: list[Path]) -> None:
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
         page = httpx.get(f"{server.url}/metrics").text
         assert 'millstream_model_ready{model="org/one"} 0.0' in page
+
+
+def test_a_context_that_was_cut_stays_on_the_card_after_an_unload(folders: list[Path]) -> None:
+    """Its files promise 512 tokens; the engine has found out that memory is for 300."""
+
+    def short(source: ModelSource, settings: object) -> ScriptedBackend:
+        return ScriptedBackend(lambda submit: (), vocab=259, context_length=300)
+
+    with running(Settings(models=(str(folders[0]),), port=0), short) as server:
+        assert cards(server.url)["one"]["context_length"] == 300
+        unloaded = httpx.post(f"{server.url}/v1/models/one/unload", timeout=PATIENCE).json()
+        assert (unloaded["state"], unloaded["context_length"]) == ("unloaded", 300)
 
 
 @pytest.mark.parametrize("isolation", some(["thread", "process"], ["process"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from millstream.model_facts import UNDESCRIBED, EncoderFacts, ModelDescription
@@ -21,7 +21,7 @@ class EncoderModel(ReadyModel):
         return {"context_length": self.facts.context_length, "max_batch": self.facts.capacity}
 
     def describe(self) -> ModelDescription:
-        return self.files
+        return replace(self.files, context_length=self.facts.context_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,7 @@ class GenerationModel(ReadyModel):
         template = self.tokenizer.template
         return replace(
             self.files,
+            context_length=self.facts.context_length,
             template=template.source if template is not None else None,
             capabilities=capabilities(self.chat_format, self.kinds, insert=self.fim is not None),
         )
