@@ -100,7 +100,7 @@ def test_show_a_folder_of_the_cache(filled: Path, capsys: pytest.CaptureFixture[
     assert fields["memory"]["fits"] is True
     assert fields["memory"]["minimum_bytes"] >= fields["memory"]["weight_bytes"] > 0
     assert "completion" in fields["capabilities"]
-    assert not fields["notes"]
+    assert not fields["notes"] and fields["sampling"] == {}
     assert main(["show", TINY, "--cache-dir", str(filled)]) == 0
     text = capsys.readouterr().out
     assert "Licence" in text and "apache-2.0" in text and "It fits" in text

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from millstream.config import ModelSpec
 from millstream.engine.generation.messages import Generate
 from millstream.parameters import IGNORED, PARAMETERS, REFUSED, REFUSED_THINKING
+from millstream.types import Sampling
 from support.scripted_server import ScriptedServer, scripted_server
+from support.tiny import write_servable
 
 HI = [{"role": "user", "content": "Hi"}]
 TEXT = {"prompt": "Hi", "max_tokens": 4, "temperature": 1}
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+ADVICE = {"do_sample": True, "temperature": 0.3, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
-    with scripted_server(tmp_path_factory.mktemp("parameters") / "tiny") as running:
+    folder = tmp_path_factory.mktemp("parameters")
+    write_servable(folder / "advised")
+    (folder / "advised" / "generation_config.json").write_text(json.dumps(ADVICE))
+    advised = ModelSpec(str(folder / "advised"), name="advised", sampling=(("top_k", 40),), max_tokens=50)
+    with scripted_server(folder / "tiny", advised) as running:
         yield running
 
 
@@ -55,8 +64,8 @@ DIALECTS: dict[str, dict[str, Any]] = {
 }
 
 
-def ask(http: httpx.Client, path: str, **parameters: object) -> httpx.Response:
-    body = DIALECTS[path]
+def ask(http: httpx.Client, path: str, *, model: str = "", **parameters: object) -> httpx.Response:
+    body = DIALECTS[path] | ({"model": model} if model else {})
     if "options" in body:
         return http.post(path, json=body | {"options": parameters})
     if body.keys() & parameters.keys() or "max_tokens" not in body:
@@ -173,3 +182,32 @@ def test_forms_end_where_their_grammar_says(
         response = http.post(path, json=body)
         assert response.status_code == 400 and f"{name} cannot be combined with" in response.text, path
     assert server.submits == []
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_defaults_of_a_model_and_what_overrides_them(server: ScriptedServer, http: httpx.Client, path: str) -> None:
+    def used(**parameters: object) -> tuple[Sampling, int]:
+        server.submits.clear()
+        response = ask(http, path, model="advised", seed=1, **parameters)
+        assert response.status_code == 200, response.text
+        (submit,) = server.submits
+        return submit.sampling, submit.max_tokens
+
+    limit = 40 if path == "/v1/messages" else 50
+    assert used() == (Sampling(0.3, 0.8, 40, 0.1, 1, 1.1), limit), "the configuration's top_k is above the file's"
+    neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "max_tokens": 60}
+    assert used(**neutral) == (Sampling(1, 1, 0, 0, 1, 1), 60), "an explicit value is above both"
+    assert used(top_p=0)[0].top_p == 0
+    assert used(temperature=0)[0].temperature == 0
+    assert used(repeat_last_n=0)[0].repetition_penalty == 1
+    if path != "/v1/messages":
+        assert used(max_tokens=-1)[1] > 1000
+        response = ask(http, path, model="advised", min_tokens=60)
+        assert response.status_code == 400 and "min_tokens (60) is more than the token limit (50)" in response.text
+
+
+def test_responses_tell_what_was_used(http: httpx.Client) -> None:
+    told = ask(http, "/v1/responses", model="advised", temperature=0.5).json()
+    assert (told["temperature"], told["top_p"]) == (0.5, 0.8)
+    told = ask(http, "/v1/responses").json()
+    assert (told["temperature"], told["top_p"]) == (1, 1)

@@ -29,7 +29,8 @@ INTRODUCTION = """\
 Every parameter that a request may have, by dialect. The tables are made from the schemas by which the server checks
 requests, and a test holds them equal. `/docs` on a running server shows the same, with the schemas of responses.
 
-`null` always means "not given". Sampling defaults may be changed per model: see [configuration](configuration.md).
+`null` always means "not given". Sampling defaults are the model's own, and may be changed: see
+[configuration](configuration.md).
 """
 IGNORED, REFUSED, OTHER_NAME = "Accepted; ", "Not supported. ", "Another name of "
 """How the descriptions of such parameters begin."""

@@ -15,7 +15,8 @@ HIDDEN, LAYERS, HEADS, INNER = 64, 2, 4, 96
 NORMAL, CONTROL = 1, 3
 
 
-def write_gguf(path: Path) -> Path:
+def write_gguf(path: Path, sampling: dict[str, float] | None = None) -> Path:
+    """`sampling`: what its metadata recommend."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + SPECIAL_TOKENS
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
@@ -33,6 +34,9 @@ def write_gguf(path: Path) -> Path:
     writer.add_token_merges(["a b", "t h"])
     writer.add_eos_token_id(len(tokens) - 1)
     writer.add_chat_template(CHAT_TEMPLATE)
+    for name, number in (sampling or {}).items():
+        add = writer.add_int32 if isinstance(number, int) else writer.add_float32
+        add(f"general.sampling.{name}", number)
     random = np.random.default_rng(0)
     for name, shape in _shapes(len(tokens)).items():
         values = random.normal(size=shape) * 0.1 if len(shape) > 1 else np.ones(shape)

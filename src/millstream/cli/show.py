@@ -104,6 +104,7 @@ def disk_fields(found: Inspection) -> dict[str, Any]:
         "capabilities": list(found.capabilities),
         "tool_format": tools if found.generates else None,
         "reasoning_format": reasoning if found.generates else None,
+        "sampling": dict(found.sampling) if found.generates else None,
         "licence": found.licence,
         "memory": None if need is None else _memory_fields(need),
         "notes": list(found.notes),
@@ -137,7 +138,7 @@ def _served(url: str, key: str | None, name: str) -> dict[str, Any]:
 def as_text(fields: Mapping[str, Any]) -> str:
     """One line per field; those that are not known are left out."""
     lines = [
-        (label, _value(key, fields[key])) for key, label in _LABELS.items() if fields.get(key) not in (None, [], "")
+        (label, _value(key, fields[key])) for key, label in _LABELS.items() if fields.get(key) not in (None, [], {}, "")
     ]
     lines += [(key, str(value)) for key, value in fields.items() if key not in _SHOWN and value not in (None, [], "")]
     if "template" in fields:
@@ -154,7 +155,7 @@ _LABELS = {
     "id": "Name", "name": "Name", "state": "State", "phase": "Phase", "path": "Path", "kind": "Kind",
     "architecture": "Architecture", "parameters": "Parameters", "quantization": "Quantisation",
     "context_length": "Context", "file_bytes": "Size on disk", "capabilities": "Capabilities",
-    "tool_format": "Tool calls", "reasoning_format": "Reasoning", "licence": "Licence",
+    "tool_format": "Tool calls", "reasoning_format": "Reasoning", "sampling": "Sampling", "licence": "Licence",
     "memory_bytes": "Memory in use", "speculation": "Drafts", "aliases": "Aliases", "error": "Error",
 }  # fmt: skip
 _SHOWN = {*_LABELS, "template", "memory", "notes", "format", "object", "created", "owned_by"}
@@ -169,6 +170,9 @@ def _value(key: str, value: Any) -> str:
         return size_text(value)
     if key == "speculation":
         return _drafts(value)
+    if key == "sampling":
+        named = ", ".join(f"{name} {number:g}" for name, number in value.items())
+        return f"{named} (as its files recommend; a request or the configuration may say otherwise)"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -28,6 +28,7 @@ from millstream.media.port import MediaPreprocessor
 from millstream.model_facts import GenerationFacts, ModelDescription
 from millstream.models.demo import user_cache_dir
 from millstream.models.estimate import estimate, expected_device
+from millstream.models.sampling_defaults import sampling_defaults
 from millstream.models.source import ModelSource
 from millstream.service.admission import Admission
 from millstream.service.engine_client import EngineClient
@@ -108,6 +109,10 @@ class GenerationLoader:
         log.info("%s: tool calls: %s; reasoning: %s", name, *chat_format.names)
         for note in template.abilities.prefix_notes(reasons=chat_format.reasoning is not None):
             log.info("%s: chat template: %s, so a next turn reuses less of the prefix cache", name, note)
+        sampling = await self._in_pool(functools.partial(sampling_defaults, source))
+        if sampling:
+            told = ", ".join(f"{each} {value:g}" for each, value in sampling)
+            log.info("%s: sampling as its files recommend, unless a request or the configuration says: %s", name, told)
         # Without a preprocessor, media are refused before they are fetched.
         return GenerationModel(
             name,
@@ -120,6 +125,7 @@ class GenerationLoader:
             template=template,
             control=control,
             files=described,
+            sampling=sampling,
             fim=detect_fill_in_middle(tokenizer),
         )
 

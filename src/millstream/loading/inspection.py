@@ -15,6 +15,7 @@ from millstream.models.estimate import DeviceKind, Estimate, estimate, expected_
 from millstream.models.files import read_optional_object
 from millstream.models.gguf_file import open_gguf
 from millstream.models.machine import memory_bytes
+from millstream.models.sampling_defaults import sampling_defaults
 from millstream.models.source import ModelSource
 from millstream.models.speech_layout import speech_family
 from millstream.service.generation.model import capabilities
@@ -44,6 +45,8 @@ class Inspection:
     chat_format: ChatFormat
     licence: str | None
     memory: MemoryNeed | None
+    sampling: tuple[tuple[str, float], ...] = ()
+    """The defaults that its files recommend."""
     notes: tuple[str, ...] = ()
     """What could not be read, and why."""
 
@@ -65,7 +68,7 @@ def inspect(source: ModelSource) -> Inspection:
     notes: list[str] = [] if files else ["its weights or its configuration cannot be read"]
     chat_format = ChatFormat()
     if _speaks(source):  # it has no tokenizer and no KV cache
-        return Inspection(source, kind, files, chat_format, _licence(source), None, tuple(notes))
+        return Inspection(source, kind, files, chat_format, _licence(source), None, notes=tuple(notes))
     try:
         tokenizer = load_tokenizer(source)
         template = tokenizer.template.source if tokenizer.template else None
@@ -79,7 +82,9 @@ def inspect(source: ModelSource) -> Inspection:
         memory = memory_need(source)
     except BAD_FILES as error:
         notes.append(_text(error))
-    return Inspection(source, kind, files, chat_format, _licence(source), memory, tuple(notes))
+    return Inspection(
+        source, kind, files, chat_format, _licence(source), memory, sampling_defaults(source), tuple(notes)
+    )
 
 
 def memory_need(source: ModelSource) -> MemoryNeed:

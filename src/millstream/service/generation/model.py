@@ -50,6 +50,8 @@ class GenerationModel(ReadyModel):
     """Control tokens to escape in messages. None if clients may write control tokens."""
     files: ModelDescription = UNDESCRIBED
     """What its files say about it."""
+    sampling: tuple[tuple[str, float], ...] = ()
+    """The defaults that its files recommend, as pairs of name and value."""
     fim: FillInMiddle | None = None
     """None if the model cannot fill in the middle."""
 

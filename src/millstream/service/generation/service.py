@@ -70,7 +70,7 @@ class TextGenerator:
                 async with self._hub.use(request.model, GenerationModel) as model:
                     timer.found(model.name)
                     try:
-                        complete = with_defaults(request, model.spec)
+                        complete = with_defaults(request, model.spec, model.sampling)
                         check_ends(complete)
                         return await self._start_on(model, complete, timer)
                     except EngineGone:
@@ -220,9 +220,12 @@ def _stop_tokens(model: GenerationModel, request: GenerationRequest, parsing: Ou
     return own.union(request.stop_token_ids)
 
 
-def with_defaults(request: GenerationRequest, spec: ModelSpec) -> GenerationRequest:
-    """Fills in the model's configured defaults for fields that the client left unset."""
-    defaults = {name: value for name, value in spec.sampling if name in request.unset}
+def with_defaults(
+    request: GenerationRequest, spec: ModelSpec, recommended: Sequence[tuple[str, float]] = ()
+) -> GenerationRequest:
+    """Fills in the model's defaults for fields that the client left unset: as configured, else as its files
+    recommend."""
+    defaults = {name: value for name, value in (*recommended, *spec.sampling) if name in request.unset}
     limits = (request.max_tokens, spec.max_tokens, request.default_max_tokens)
     max_tokens = next((each for each in limits if each is not None), None)
     if not defaults and max_tokens == request.max_tokens:
