@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -45,6 +46,47 @@ def test_modes(mode: str) -> None:
     image = Image.new("L", (4, 4), 255).convert(mode) if mode != "I;16" else Image.new("I;16", (4, 4))
     kind = "TIFF" if mode == "CMYK" else "PNG"
     assert open_image(saved(image, kind), LIMITS).mode == "RGB"
+
+
+GREY = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (32, 1))
+DEEP = GREY.astype(np.uint16) * 257
+
+
+def netpbm(kind: str, white: str, values: np.ndarray) -> bytes:
+    return f"{kind} 32 32 {white}\n".encode() + values.tobytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    {
+        "PNG": saved(Image.fromarray(DEEP), "PNG"),
+        "TIFF": saved(Image.fromarray(DEEP), "TIFF"),
+        "TIFF, big endian": saved(Image.fromarray(DEEP.astype(">u2")), "TIFF"),
+        "TIFF, 32 bits": saved(Image.fromarray(DEEP.astype(np.int32)), "TIFF"),
+        "TIFF, 8 of 32 bits": saved(Image.fromarray(GREY.astype(np.int32)), "TIFF"),
+        "TIFF, 28 of 32 bits": saved(Image.fromarray(GREY.astype(np.int32) * 2**20), "TIFF"),
+        "TIFF, fractions": saved(Image.fromarray((GREY / 255).astype(np.float32)), "TIFF"),
+        "TIFF, floats to 255": saved(Image.fromarray(GREY.astype(np.float32)), "TIFF"),
+        "PGM": netpbm("P5", "65535", DEEP.astype(">u2")),
+        "PGM, 10 bits": netpbm("P5", "1020", (GREY.astype(np.uint16) * 4).astype(">u2")),
+        "PFM": netpbm("Pf", "-1.0", (GREY / 255).astype("<f4")),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_grey_of_more_than_8_bits(data: tuple[str, bytes]) -> None:
+    pixels = np.asarray(open_image(data[1], LIMITS)).astype(int)
+    brightest = GREY.max() if "28 of" in data[0] else 255  # where the file does not say what is white
+    assert np.abs(pixels - (GREY * (255 / brightest))[..., None]).max() <= 0.5
+
+
+def test_grey_of_more_than_8_bits_without_bounds() -> None:
+    """What is no number is black, what is infinite white, and a dark image stays dark."""
+    odd = np.array([[0.5, np.nan, np.inf, -3.0]], np.float32)
+    assert np.asarray(open_image(saved(Image.fromarray(odd), "TIFF"), LIMITS))[0, :, 0].tolist() == [128, 0, 255, 0]
+    dark = open_image(b"P5 2 1 65535\n" + bytes([0, 200, 1, 0]), LIMITS)
+    assert np.asarray(dark)[0, :, 0].tolist() == [1, 1]
+    transparent = saved(Image.fromarray(DEEP), "PNG", transparency=int(DEEP[0, 3]))
+    assert np.asarray(open_image(transparent, LIMITS))[0, 2:5, 0].tolist() == [16, 255, 32]
 
 
 def test_transparent_is_white() -> None:

@@ -21,6 +21,8 @@ LIMITS = MediaLimits(file_bytes=1000, allow_private=True)
     "source",
     [
         f"data:image/png;base64,{TEXT}",
+        f"data:image/png; base64,{TEXT}",
+        f"data:image/png ;charset=utf-8; BASE64 , {TEXT}",
         f"DATA:image/png;charset=x;BASE64,{TEXT}",
         f"data:;base64,{TEXT.rstrip('=')}",
         "data:image/png;base64," + base64.urlsafe_b64encode(DATA).decode(),

@@ -6,6 +6,8 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from millstream.errors import MediaRefused
@@ -18,6 +20,11 @@ MAX_ASPECT_RATIO = 200
 """Long side to short side: the memory for resizing grows with it."""
 STRIP_PIXELS = 2**18
 """Pixels to convert at once. Pillow's conversions copy, so converting in one piece would hold the image four times."""
+
+MAX_FRACTION = 2.0
+"""Numbers with fractions up to this count from 0 to 1, with some that are brighter than white."""
+_DEEP = ("I", "F")
+"""Pillow's modes of grey images of more than 8 bits: I, I;16, I;16B, F."""
 
 PIXEL_BYTES = {"WEBP": 20, "JPEG": 14}
 """Peak memory per pixel of decoding, by format: measured, see `tests/media/test_hostile_images.py`. The WEBP decoder
@@ -89,18 +96,52 @@ def as_rgb(image: Image.Image) -> Image.Image:
     image.load()
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
+    white = _white(image) if image.mode.startswith(_DEEP) else None
     rgb = Image.new("RGB", image.size, None)
-    rows = max(1, STRIP_PIXELS // image.width)
-    for top in range(0, image.height, rows):
-        box = (0, top, image.width, min(top + rows, image.height))
-        rgb.paste(_strip_as_rgb(image.crop(box)), box)
+    for box in _strips(image):
+        strip = image.crop(box)
+        rgb.paste(_strip_as_rgb(strip) if white is None else _deep_as_rgb(strip, white), box)
     return rgb
 
 
+def _strips(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
+    rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        yield 0, top, image.width, min(top + rows, image.height)
+
+
 def _strip_as_rgb(strip: Image.Image) -> Image.Image:
-    if strip.mode.startswith("I;16"):  # Pillow would clip values above 255
-        return strip.point(lambda value: value * (1 / 257)).convert("L").convert("RGB")
     if strip.mode in ("RGBA", "LA", "PA") or "transparency" in strip.info:
         rgba = strip.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return strip.convert("RGB")
+
+
+def _white(image: Image.Image) -> float:
+    """The value of white in a grey image of more than 8 bits. Files of 32 bits do not say it, so their values tell."""
+    if image.mode.startswith("I;16") or (image.format == "PPM" and image.mode == "I"):
+        return 65535  # Pillow scales the values of other PGM files to that
+    if image.format == "PPM":
+        return 1
+    peak = max(_peak(_values(image.crop(box))) for box in _strips(image))
+    if image.mode == "F" and peak <= MAX_FRACTION:
+        return 1
+    return next((white for white in (255, 65535) if peak <= white), peak)
+
+
+def _values(strip: Image.Image) -> NDArray[np.float64]:
+    values = np.array(strip, np.float64)
+    values[np.isnan(values)] = 0
+    return values
+
+
+def _peak(values: NDArray[np.float64]) -> float:
+    return float(np.max(values, where=np.isfinite(values), initial=0))
+
+
+def _deep_as_rgb(strip: Image.Image, white: float) -> Image.Image:
+    """Pillow would clip values above 255."""
+    values = _values(strip)
+    levels = np.clip(values * (255 / white) + 0.5, 0, 255).astype(np.uint8)
+    levels[values == strip.info.get("transparency")] = 255
+    return Image.fromarray(levels).convert("RGB")

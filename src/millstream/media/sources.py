@@ -41,7 +41,7 @@ def from_data_uri(source: str, limits: MediaLimits) -> bytes:
     head, comma, body = source.partition(",")
     if not comma:
         raise MediaRefused("the data URI has no comma: send data:image/png;base64, followed by the file in base64")
-    if head.rstrip().lower().endswith(";base64"):
+    if "".join(head.split()).lower().endswith(";base64"):
         return from_base64(body, limits)
     if len(body) > 3 * limits.file_bytes:
         raise too_large(len(body) // 3, limits)
