@@ -168,12 +168,14 @@ def test_forms_end_where_their_grammar_says(
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     text = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
     chat = {"messages": HI}
+    custom = {"name": "code", "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-z]+"}}}
     for path, body in (
         ("/v1/chat/completions", chat | {"guided_json": schema, name: value}),
         (
             "/v1/chat/completions",
             chat | {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", name: value},
         ),
+        ("/v1/chat/completions", chat | {"tools": [{"type": "custom", "custom": custom}], name: value}),
         ("/v1/completions", {"prompt": "Hi", "regex": "a+", name: value}),
         ("/v1/responses", {"input": "Hi", "text": text, name: value}),
         ("/v1/messages", chat | {"max_tokens": 9, "output_config": {"format": text["format"]}, name: value}),

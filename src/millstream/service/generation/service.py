@@ -241,6 +241,8 @@ def check_ends(request: GenerationRequest) -> None:
     grammar = "structured output" if request.grammar is not None else None
     if request.tools is not None and request.tools.choice == "required":
         grammar = "a required tool call"
+    elif request.tools is not None and request.tools.choice == "auto" and request.tools.input_grammars:
+        grammar = "a tool that has a grammar"
     for name, given in (("ignore_eos", request.ignore_eos), ("min_tokens", least > 0)):
         if grammar is not None and given:
             raise BadRequest(f"{name} cannot be combined with {grammar}.", param=name)
