@@ -198,6 +198,9 @@ def test_reasoning_may_precede_the_calls(name: str, special: bool) -> None:
     assert accepts(name, special, call, reasoning=markers)
     assert accepts(name, special, reasoning + call, reasoning=markers, in_reasoning=True)
     assert not accepts(name, special, call, reasoning=markers, in_reasoning=True)
+    # A budget closes it by force, wherever it is. A grammar that forbids that has the last word.
+    assert accepts(name, special, f"Hm, <b>{markers.closing}{call}", reasoning=markers, in_reasoning=True)
+    assert accepts(name, special, f"{markers.opens[0]}{markers.closing}{call}", reasoning=markers)
 
 
 @pytest.mark.parametrize("special", [True, False])

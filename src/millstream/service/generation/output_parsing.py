@@ -206,6 +206,5 @@ def _reasoning_end(chat_format: ChatFormat, model: GenerationModel) -> tuple[int
     markers = chat_format.reasoning
     if markers is None:
         return ()
-    text = f"{markers.closes[0]}{markers.after}" if markers.after else f"\n{markers.closes[0]}\n\n"
-    tokens = tuple(model.tokenizer.encode(text, special=False))
+    tokens = tuple(model.tokenizer.encode(markers.closing, special=False))
     return tokens if max(tokens) < model.facts.vocab_size else ()

@@ -38,6 +38,11 @@ class ReasoningMarkers:
     after: str = ""
     """Text that the model writes between its reasoning and its answer."""
 
+    @property
+    def closing(self) -> str:
+        """What closes a reasoning by force."""
+        return f"{self.closes[0]}{self.after}" if self.after else f"\n{self.closes[0]}\n\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
