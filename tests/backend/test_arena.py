@@ -33,6 +33,8 @@ from support.tiny import BATCHABLE, VOCAB
 KINDS = ["llama", "gemma3_text", "lfm2", "mamba2", "falcon_h1", "gemma4_text", "deepseek_v3", "gpt_oss", "jamba"]
 """Full attention, windows, states with attention and without, both in a layer, shared keys and values, latent
 attention, sinks, states that take no padding."""
+DRAFTLESS: tuple[str, ...] = ("llama4",)
+"""Families that do not verify drafts."""
 FAMILIES = list(dict.fromkeys([*KINDS, *BATCHABLE, *RARE]))
 
 
@@ -95,12 +97,13 @@ def test_steps_that_are_built_ahead(family: str, folder_of: Callable[[str], Path
         assert driver.run(*requests(6, count)) == alone(folder, 6, count)
 
 
-@pytest.mark.parametrize("family", some(FAMILIES, ["llama", "gemma3_text", "falcon_h1"]))
+@pytest.mark.parametrize("family", some(FAMILIES, ["llama", "gemma3_text", "lfm2", "qwen3_next"]))
 def test_prefixes_drafts_and_preemption(family: str, folder_of: Callable[[str], Path]) -> None:
     """Rows are preempted at random, and go on from what the prefix cache has of them; drafts are wrong at random."""
     folder, count = folder_of(family), 20
     schedule = functools.partial(drafting, 5, preempt=0.1, cache=300)
     with engine(functools.partial(backend, folder, like_gpu=True), make_scheduler=schedule) as driver:
+        assert driver.facts is not None and bool(driver.facts.drafters) is (family not in DRAFTLESS)
         assert driver.run(*requests(7, count)) == alone(folder, 7, count)
 
 

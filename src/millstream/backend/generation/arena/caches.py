@@ -71,13 +71,12 @@ class ArenaCaches:
     def nbytes(self) -> int:
         return self._rows.nbytes
 
-    @property
-    def supports_length(self) -> bool:
-        return not self._rows.states
+    supports_length = True
+    """If the modules that read states take such passes: see `layers/state_layers.py`."""
 
     def begin_step(self, length: int = 1) -> None:
         self.due.send()
-        self._rows.begin(length)
+        self._rows.begin_some(length)
 
     def end_step(self, counts: Sequence[int] | None = None) -> None:
         self._rows.end(counts)

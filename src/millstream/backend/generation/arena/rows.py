@@ -15,6 +15,7 @@ from millstream.backend.generation.arena.columns import NOTHING, Columns
 from millstream.backend.generation.arena.states import States
 from millstream.backend.generation.arena.views import KVView, ListView, Running, StateView
 from millstream.backend.generation.caches.batch_caches import RowCaches
+from millstream.backend.generation.caches.state_caches import states_after
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.backend.generation.prefix_store.cache_state import leaf_caches
 from millstream.backend.generation.prefix_store.serialize import Layers
@@ -88,6 +89,14 @@ class Rows:
 
     # A pass.
 
+    def begin_some(self, count: int) -> None:
+        """Begin a pass of `count` tokens per row, of which each row keeps some."""
+        self.begin(count)
+        if count > 1:
+            self._running.length = count
+            for states in self.states:
+                states.begin(count)
+
     def begin(self, count: int, lengths: Sequence[int] | None = None, more: int = 0) -> None:
         """Begin a pass of `count` columns. `lengths`: how many of them are tokens of each row, at least one; None: all
         of them. `more`: about how many follow in later passes."""
@@ -119,6 +128,11 @@ class Rows:
         self._running.offset = self._running.offset + (count if used is None else used)
         self.tokens = [tokens + count for tokens, count in zip(self.tokens, counts, strict=True)]
         self._running.lengths = self._running.unpadded = None
+        if self._running.length > 1:
+            self._running.length = 1
+            steps, before = [each.steps for each in self.states], [each.before for each in self.states]
+            for states, found in zip(self.states, states_after(steps, before, counts), strict=True):
+                states.end(found)
 
     def run(self, model: Callable[..., mx.array], tokens: mx.array, lengths: Sequence[int], more: int = 0) -> mx.array:
         """A whole pass over prompts, in which all tokens stay."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -13,6 +14,25 @@ class States:
     def __init__(self, entries: int, rows: int = 0) -> None:
         self.entries: list[mx.array | None] = [None] * entries
         self.rows = rows
+        self.steps: list[list[Any]] = []
+        """In a pass of which rows keep some tokens: the states after each of them."""
+        self.before: list[Any] = []
+        """Those before such a pass."""
+
+    def begin(self, length: int) -> None:
+        """Begin a pass of `length` tokens per row, of which each row keeps some."""
+        self.before = list(self.entries)
+        self.steps = [list(self.entries) for _ in range(length)]
+
+    def keep(self, token: int, before: Sequence[mx.array | None]) -> None:
+        """Note the states after a token. Those that are what they were before belong to another module."""
+        for entry, (old, new) in enumerate(zip(before, self.entries, strict=True)):
+            if new is not old:
+                self.steps[token][entry] = new
+
+    def end(self, entries: Sequence[mx.array]) -> None:
+        self.entries = list(entries)
+        self.steps, self.before = [], []
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -22,6 +22,26 @@ class Running:
     """In a padded pass: how many of its columns each row has."""
     unpadded: mx.array | None = None
     """In a padded pass: which columns of each row are tokens, (rows, columns)."""
+    length: int = 1
+    """Tokens per row of a pass of which rows keep some; 1: they keep all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """Of such a pass: what `PassShape` is where each token is a row of its own. Here rows are as they are."""
+
+    live: int
+    length: int
+
+    @property
+    def width(self) -> int:
+        return self.live
+
+    def by_row(self, x: mx.array, rows: int) -> mx.array:
+        return x
+
+    def flat_rows(self, x: mx.array) -> mx.array:
+        return x
 
 
 class KVView:
@@ -86,6 +106,21 @@ class StateView:
     def __init__(self, running: Running, states: States) -> None:
         self._running = running
         self.states = states
+
+    @property
+    def shape(self) -> RowShape:
+        return RowShape(self.states.rows, self._running.length)
+
+    @property
+    def steps(self) -> list[list[Any]]:
+        return self.states.steps
+
+    @steps.setter
+    def steps(self, found: list[list[Any]]) -> None:
+        self.states.steps = found
+
+    def keep(self, token: int, before: list[Any]) -> None:
+        self.states.keep(token, before)
 
     @property
     def cache(self) -> list[mx.array | None]:

@@ -117,12 +117,9 @@ class StateCaches(TracedStep):
         if shape.length == 1:
             return
         kept = [shape.length] * shape.live if counts is None else list(counts[: shape.live])
-        distinct = sorted(set(kept))
-        steps = [[layer.steps[count - 1] for count in distinct] for layer in self.layers]
-        ends = mx.array(kept, dtype=mx.int32) >= mx.array(distinct, dtype=mx.int32)[:, None]
-        pick = _picked if mx.default_device() == mx.Device(mx.DeviceType.cpu, 0) else _picked_compiled
-        for layer, states in zip(self.layers, pick(steps, [layer.whole for layer in self.layers], ends), strict=True):
-            layer.end(states)
+        states = states_after([layer.steps for layer in self.layers], [layer.whole for layer in self.layers], kept)
+        for layer, found in zip(self.layers, states, strict=True):
+            layer.end(found)
 
     def step_key(self) -> Hashable | None:
         return len(self.layers)
@@ -136,6 +133,18 @@ class StateCaches(TracedStep):
 
     def forget_step(self) -> None:
         """The states are all that there is, and they were replaced."""
+
+
+def states_after(
+    steps: Sequence[Sequence[list[mx.array]]], whole: list[list[mx.array]], kept: Sequence[int]
+) -> list[list[mx.array]]:
+    """The states of each layer after so many tokens of each row. `steps`: by layer, those after each token; `whole`:
+    of all rows before the pass."""
+    distinct = sorted(set(kept))
+    chosen = [[layer[count - 1] for count in distinct] for layer in steps]
+    ends = mx.array(list(kept), dtype=mx.int32) >= mx.array(distinct, dtype=mx.int32)[:, None]
+    pick = _picked if mx.default_device() == mx.Device(mx.DeviceType.cpu, 0) else _picked_compiled
+    return pick(chosen, whole, ends)
 
 
 def _picked(steps: list[list[list[mx.array]]], whole: list[list[mx.array]], ends: mx.array) -> list[list[mx.array]]:

@@ -21,6 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList
 
+from millstream.backend.generation.arena.views import RowShape, StateView
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.flat_caches import FlatStates
 from millstream.backend.generation.caches.pass_shape import PassShape
@@ -106,7 +107,7 @@ def _verifying_class(kind: Any) -> type:
         given = (*arguments, *named.values())
         if (prompts := next((each for each in given if isinstance(each, FlatStates)), None)) is not None:
             return _flat_prompts(self, prompts, given[0])
-        states = next((each for each in given if isinstance(each, StateLayer)), None)
+        states = next((each for each in given if isinstance(each, StateLayer | StateView)), None)
         if states is None or states.shape.length == 1:
             return kind.__call__(self, *arguments, **named)
         return _token_by_token(self, kind, states, arguments, named)
@@ -114,10 +115,14 @@ def _verifying_class(kind: Any) -> type:
     return type(kind.__name__, (kind,), {"__call__": call})
 
 
-def _token_by_token(module: Any, kind: Any, states: StateLayer, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+def _token_by_token(
+    module: Any, kind: Any, states: StateLayer | StateView, arguments: Sequence[Any], named: dict[str, Any]
+) -> Any:
     shape, x = states.shape, arguments[0] if arguments else next(iter(named.values()))
     if (conv := conv_parts(module)) is not None and x.ndim == 3 and states[0] is not None:
-        return conv.out(short_conv_pass(conv.joined(x), states, conv.weight))
+        joined = conv.joined(x)
+        tokens = short_conv_pass(joined.reshape(-1, 1, joined.shape[-1]), states, conv.weight)
+        return conv.out(tokens.reshape(*joined.shape[:2], -1))
     ends: _Ends = module._ends
     given = {name: _Given(shape.by_row(module[name](x), shape.live)) for name in ends.firsts}
     stand_ins: dict[str, Any] = {**given, **({ends.last: _Same()} if ends.last else {})}
@@ -152,7 +157,9 @@ def short_conv_prompts(projected: mx.array, states: FlatStates, weight: mx.array
     return out
 
 
-def short_conv_pass(projected: mx.array, states: StateLayer, weight: mx.array, ops: StateOps = BY_MLX) -> mx.array:
+def short_conv_pass(
+    projected: mx.array, states: StateLayer | StateView, weight: mx.array, ops: StateOps = BY_MLX
+) -> mx.array:
     """A short convolution: the columns of all tokens are there, so nothing runs token by token."""
     shape, state = states.shape, states[0]
     assert state is not None, "a pass of several tokens follows a prompt"
@@ -180,7 +187,7 @@ class _Same(nn.Module):  # type: ignore[misc]
         return x
 
 
-def _of_token(value: Any, shape: PassShape, token: int) -> Any:
+def _of_token(value: Any, shape: PassShape | RowShape, token: int) -> Any:
     """What a module gets for one token of each row."""
     if not isinstance(value, mx.array) or value.ndim == 0 or value.shape[0] != shape.width:
         return value
@@ -188,7 +195,7 @@ def _of_token(value: Any, shape: PassShape, token: int) -> Any:
     return rows[:, token] if value.ndim == 1 else rows[:, token : token + 1]
 
 
-def _flat(shape: PassShape, found: list[Any]) -> Any:
+def _flat(shape: PassShape | RowShape, found: list[Any]) -> Any:
     if not isinstance(found[0], mx.array):
         return found[-1]
     return shape.flat_rows(mx.concatenate(found, axis=1))

@@ -13,6 +13,7 @@ from millstream.backend.device import Device
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.caches.slots import fits_slots
 from millstream.backend.generation.layers.narrow_rope import use_narrow_rope
+from millstream.backend.generation.layers.state_layers import adopt_state_layers
 from millstream.backend.generation.layers.step_rope import use_step_rope
 from millstream.backend.generation.layout import Layout
 from millstream.backend.generation.layout_choice.agreement import AGREED, ERRORS, Trial, disagreement
@@ -76,7 +77,7 @@ class LayoutChooser:
         subject, passes = self._subject, PromptPasses(self._subject, trial)
         state_trouble = None
         if subject.settings.layout != "auto" and (arena := arena_layout(subject, trial)) is not None:
-            no_drafts = self._no_drafts(arena, state_trouble, trial)
+            no_drafts = self._no_drafts(arena, adopt_state_layers(subject.model), trial)
             return dataclasses.replace(arena, reasons=self._paths.reasons, no_drafts=no_drafts)
         if subject.settings.kv_bits:
             layout = quantised_cache(subject, trial)
