@@ -38,6 +38,10 @@ SAFE_LOG = -20.0
 """Where each number of a key decays by itself, less of it is left than rounding shows; `_REACH` of these are the powers
 of ten that float32 has."""
 
+NOTHING_LEFT, TINY = -30.0, 1e-20
+"""The logarithm of a decay, and a number: far below what rounding shows. Products of such are so small that a CPU
+computes them a hundred times as slowly."""
+
 _REACH = 4
 
 
@@ -182,8 +186,8 @@ def _delta_pieces(parts: list[mx.array], state: mx.array, reach: int) -> tuple[m
     if logs.shape[-1] > 1:
         logs = mx.maximum(logs, SAFE_LOG)
     sums = mx.cumsum(logs, axis=2)
-    grown, last = mx.exp(sums), sums[:, :, -1:]
-    left, kept = mx.exp(last).swapaxes(-1, -2), mx.exp(last - sums)
+    grown, last = _left(sums), sums[:, :, -1:]
+    left, kept = _left(last).swapaxes(-1, -2), _left(last - sums)
     scores = _decayed_products([a, r], [k, *different], sums, reach)
     triangle = _triangle(k.shape[2])
     among, asked = scores[-1]
@@ -194,7 +198,7 @@ def _delta_pieces(parts: list[mx.array], state: mx.array, reach: int) -> tuple[m
     if different:  # v is written with k, and what is read of the state with b
         known, said = triangle.before(scores[0][0]) @ v, triangle.until(scores[0][1]) @ v
         added = (k * kept).swapaxes(-1, -2) @ v
-    values, reads = inverse @ known, inverse @ (a * grown)
+    values, reads = inverse @ known, _settled(inverse @ (a * grown))
     moves = mx.addmm(_triangle(k.shape[-1]).one * left, turned, reads)
     gains = turned @ values if added is None else mx.addmm(added, turned, values)
     state, before = state[None], []
@@ -213,7 +217,7 @@ def _decayed_products(
     """For each of `rights` the products of columns i of each of `lefts` with its columns j, times what is left at i of
     what stood at j. Of use where i is j or later."""
     if sums.shape[-1] == 1:
-        factor = mx.exp(mx.minimum(sums - sums.swapaxes(-1, -2), 0.0))
+        factor = _left(sums - sums.swapaxes(-1, -2))
         return [[(left @ right.swapaxes(-1, -2)) * factor for left in lefts] for right in rights]
     # Each number decays by itself: the factor is split between both sides, around a column near i.
     count, heads, piece, size = sums.shape
@@ -221,12 +225,25 @@ def _decayed_products(
     near = sums.reshape(groups)[:, :, :, reach // 2 : reach // 2 + 1]
     later = mx.exp(sums.reshape(groups) - near)
     stacked = mx.concatenate([left.reshape(groups) * later for left in lefts], axis=3)
-    earlier = mx.exp(mx.minimum(near - sums[:, :, None], -SAFE_LOG * _REACH))
+    earlier = mx.exp(mx.clip(near - sums[:, :, None], 3 * SAFE_LOG, -SAFE_LOG * _REACH))
     found = []
     for right in rights:
         both = stacked @ (right[:, :, None] * earlier).swapaxes(-1, -2)
         found.append([each.reshape(count, heads, piece, piece) for each in mx.split(both, len(lefts), axis=3)])
     return found
+
+
+def _decay(logs: mx.array) -> mx.array:
+    """What is left after a decay."""
+    return mx.where(logs > NOTHING_LEFT, mx.exp(mx.minimum(logs, 0.0)), 0.0)
+
+
+def _without_tiny(x: mx.array) -> mx.array:
+    return mx.where(mx.abs(x) < TINY, 0.0, x)
+
+
+_left: Callable[[mx.array], mx.array] = mx.compile(_decay, shapeless=True)
+_settled: Callable[[mx.array], mx.array] = mx.compile(_without_tiny, shapeless=True)
 
 
 class _Triangle:
