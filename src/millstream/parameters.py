@@ -160,6 +160,8 @@ PARAMETERS = (
     ),
 )
 BY_NAME = {row.name: row for row in PARAMETERS}
+NAMES = {name: row.name for row in PARAMETERS for name in row.all_names}
+"""What each name in requests stands for."""
 MODEL_DEFAULTS = tuple(
     BY_NAME[name]
     for name in (

@@ -9,7 +9,7 @@ from pydantic import model_validator as checks_model
 
 from millstream.api.numbers import Whole, token_ids
 from millstream.errors import BadRequest
-from millstream.parameters import BY_NAME, NO_LIMIT, PARAMETERS, Parameter
+from millstream.parameters import BY_NAME, NAMES, NO_LIMIT, PARAMETERS, Parameter
 from millstream.types import SAMPLING_FIELDS, Sampling
 
 Schema = dict[str, Any]
@@ -145,13 +145,17 @@ class _Fields(BaseModel):
 
     @checks_model(mode="after")
     def _names_agree(self) -> _Fields:
-        for row in PARAMETERS:
-            sent = [name for name in row.names if name in self.model_fields_set and getattr(self, name) is not None]
-            for name in sent[1:]:
-                one, other = getattr(self, sent[0]), getattr(self, name)
-                if one != other:
-                    raise BadRequest(f"{sent[0]} ({one}) and {name} ({other}) disagree; send one of them.", param=name)
+        for name, value in self._sent().items():
+            row = BY_NAME[NAMES[name]]
+            first = next(each for each in row.all_names if getattr(self, each) is not None)
+            if (one := getattr(self, first)) != value:
+                raise BadRequest(f"{first} ({one}) and {name} ({value}) disagree; send one of them.", param=name)
         return self
+
+    def _sent(self) -> dict[str, Any]:
+        """All parameters that are given, by the names that they have in the request."""
+        names = NAMES.keys() & self.model_fields_set
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def limit(self) -> int | None:
         """The most tokens of an answer; None if it is not given."""
@@ -163,7 +167,7 @@ class _Fields(BaseModel):
 
     def generation_fields(self) -> dict[str, Any]:
         """All parameters as fields of a `GenerationRequest`."""
-        asked = {row.name: value for row in PARAMETERS if (value := self.given(row.name)) is not None}
+        asked = {NAMES[name]: value for name, value in self._sent().items()}
         if asked.pop("repeat_last_n", None) == 0:
             asked |= NO_PENALTIES
         if asked.get("seed") == -1:
