@@ -330,11 +330,11 @@ def linear_attention(
     for start in range(0, columns, LINEAR_PIECE):
         each_q, each_k, each_v = (x[:, :, start : start + LINEAR_PIECE].astype(mx.float32) for x in (q, k, v))
         place = mx.arange(each_q.shape[2], dtype=mx.float32)[:, None]
-        weights = mx.exp(logs * mx.maximum(place - place.T, 0.0)) * scale
+        weights = _left(logs * mx.maximum(place - place.T, 0.0)) * scale
         scores = mx.tril((each_q @ each_k.swapaxes(-1, -2)) * weights)
-        out = mx.addmm(scores @ each_v, each_q * (mx.exp(logs * (place + 1)) * scale), state)
-        left = mx.exp(logs * (each_q.shape[2] - 1 - place))
-        state = mx.addmm(state * mx.exp(logs * each_q.shape[2]), (each_k * left).swapaxes(-1, -2), each_v)
+        out = mx.addmm(scores @ each_v, each_q * (_left(logs * (place + 1)) * scale), state)
+        left = _left(logs * (each_q.shape[2] - 1 - place))
+        state = mx.addmm(state * _left(logs * each_q.shape[2]), (each_k * left).swapaxes(-1, -2), each_v)
         found.append(out.astype(kind))
     return mx.concatenate(found, axis=2), state.astype(kind)
 
