@@ -112,7 +112,7 @@ def wide(count):
         ({"guided_regex": "é" * 131_073}, "262146 bytes; at most 262144"),
         ({"guided_choice": [f"c{number}" for number in range(10_001)]}, "list of 1 to 10000"),
         ({"guided_json": nested(300)}, "levels of nesting; at most 100"),
-        ({"guided_json": json.dumps(nested(300))}, "levels of nesting; at most 100"),
+        ({"guided_json": json.dumps(nested(300))}, "nested deeper than 200 levels"),
         ({"guided_json": wide(10_000)}, "10000 properties in one object; at most 1000"),
         ({"guided_json": wide(1_001)}, "1001 properties in one object; at most 1000"),
         ({"guided_json": {"enum": list(range(30_000))}}, "values; at most 30000"),

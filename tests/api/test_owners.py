@@ -113,7 +113,7 @@ def shared(request, serve_module, tmp_path_factory) -> Iterator[Clients]:
         memory = MemoryRecords(max_bytes=10**6, max_age=60.0)
 
         def app(keys: tuple[str, ...]) -> Any:
-            files = RecordFiles(RecordFolder(folder, max_bytes=10**7, max_age=60.0), worker)
+            files = RecordFiles(RecordFolder(folder, max_bytes=10**7, max_age=60.0), worker, memory)
             records = memory if request.param == "memory" else files
             own = services(service, records=records, seal=SecretKeySeal(b"k" * 32))
             return create_app(own, body_limit=100_000, api_keys=keys)
