@@ -113,9 +113,7 @@ def test_prompts_share_passes_from_any_offset(family: str, folder_of: Callable[[
     model, _ = load_model(folder_of(family))
     store = PrefixStore()
     single = SinglePrefiller(model, store)
-    prefiller = ArenaPrefiller(
-        model, lambda: Rows(new_row_caches(model)), single, store, pads=True, min_length_ratio=0.5
-    )
+    prefiller = ArenaPrefiller(model, lambda: Rows(new_row_caches(model)), single, store, pads=True, fill=0.5)
     prompts = [Generate(number, tuple(range(1, length)), 1) for number, length in enumerate((31, 35, 21))]
     mx.eval(prefiller.prefill([Prefill(prompts[0], 0, 11), Prefill(prompts[1], 0, 18)]))
     assert prefiller.passes == 1

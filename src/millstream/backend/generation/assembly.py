@@ -173,7 +173,7 @@ class Assembly:
             SinglePrefiller(self.model, store, prefill_media=prefill_media, watch=self.mtp),
             store,
             pads=layout.pads_states,
-            min_length_ratio=layout.group_fill or 1.0,
+            fill=layout.group_fill or 1.0,
             usual_length=capacity_for if layout.padded_chunks else int,
             watch=self.mtp,
         )

@@ -12,7 +12,7 @@ from millstream.backend.generation.arena.caches import Joining
 from millstream.backend.generation.arena.rows import Rows
 from millstream.backend.generation.caches.batch_caches import new_row_caches
 from millstream.backend.generation.mtp.passes import PromptWatch
-from millstream.backend.generation.prefill.grouping import can_share, group_by_length, length_of
+from millstream.backend.generation.prefill.grouping import can_share, length_of
 from millstream.backend.generation.prefill.prefiller import Passes, Shared, SinglePrefiller
 from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.messages import Generate
@@ -54,19 +54,19 @@ class ArenaPrefiller:
         prefix_store: PrefixStore,
         *,
         pads: bool,
-        min_length_ratio: float,
+        fill: float,
         usual_length: Callable[[int], int] = int,
         watch: PromptWatch | None = None,
     ) -> None:
-        """`single`: for prompts that are read alone. `pads`: the model's states take padding. `min_length_ratio`: of
-        the shortest chunk of a pass to the longest. `usual_length`: of a pass over so many columns, where padding costs
+        """`single`: for prompts that are read alone. `pads`: the model's states take padding. `fill`: how much of a
+        pass is tokens, at least. `usual_length`: of a pass over so many columns, where padding costs
         little and new shapes much. `watch`: reads hidden states of prompts."""
         self._model = model
         self._new_rows = new_rows
         self._single = single
         self._store = prefix_store
         self._pads = pads
-        self._min_length_ratio = min_length_ratio
+        self._fill = fill
         self._usual_length = usual_length
         self._watch = watch
         self._groups: list[_Group] = []
@@ -82,7 +82,7 @@ class ArenaPrefiller:
         self._alone |= {chunk.request.request_id for chunk in chunks if not can_share(chunk)}
         passes = self._single.prefill([chunk for chunk in chunks if chunk.request.request_id in self._alone])
         ours = [chunk for chunk in chunks if chunk.request.request_id not in self._alone]
-        for same in group_by_length([chunk for chunk in ours if length_of(chunk)], self._min_length_ratio):
+        for same in _by_fill([chunk for chunk in ours if length_of(chunk)], self._fill):
             for alike in _alike(same):
                 passes += self._read(alike)
         for chunk in ours:
@@ -226,6 +226,20 @@ def _waves(chunks: Sequence[Prefill]) -> list[list[Prefill]]:
         for each in (prompt, *chunk.saved_handles):
             after[each] = number + 1
     return waves
+
+
+def _by_fill(chunks: Sequence[Prefill], fill: float) -> list[list[Prefill]]:
+    """By pass, longest first: so many that at least this share of the pass is tokens."""
+    found: list[list[Prefill]] = []
+    tokens = 0
+    for chunk in sorted(chunks, key=length_of, reverse=True):
+        tokens += length_of(chunk)
+        if found and tokens >= fill * (len(found[-1]) + 1) * length_of(found[-1][0]):
+            found[-1].append(chunk)
+        else:
+            found.append([chunk])
+            tokens = length_of(chunk)
+    return found
 
 
 def _rest(chunk: Prefill) -> int:
