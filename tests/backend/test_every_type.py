@@ -13,8 +13,6 @@ ALONE = {
     "afm7": "its rotary offset comes from the shape of the keys",
     "deepseek_v41": "its cache is of a class of its own that cannot be batched",
     "llama4": "its cache is chunked, which mlx-lm cannot batch either",
-    "mistral3": "it masks a window over keys that are kept whole, which slots have no mask for",
-    "smollm3": "the same",
 }
 """Types whose requests run one by one, and why. All others share a batch."""
 

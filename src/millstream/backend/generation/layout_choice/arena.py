@@ -1,4 +1,4 @@
-"""Arenas for layers of every kind, if they were asked for and a trial of two rows gives the right answer."""
+"""Arenas for layers of every kind: if they were asked for, or no other layout batches the model, and a trial agrees."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def arena_layout(subject: Subject, trial: Trial) -> Layout | None:
         for name in ("slots", "kernel", "fused-matmul", "packed-matmul", "compiled-step"):
             subject.paths.decline(name, "arenas")
         return layout
-    log.warning("This model does not run in arenas: %s", trouble)
+    level = logging.INFO if subject.settings.layout == "auto" else logging.WARNING
+    log.log(level, "This model does not run in arenas: %s", trouble)
     return None
 
 

@@ -76,14 +76,15 @@ class LayoutChooser:
         self._paths.decline_by_device()
         subject, passes = self._subject, PromptPasses(self._subject, trial)
         state_trouble = None
-        if subject.settings.layout != "auto" and (arena := arena_layout(subject, trial)) is not None:
-            no_drafts = self._no_drafts(arena, adopt_state_layers(subject.model), trial)
-            return dataclasses.replace(arena, reasons=self._paths.reasons, no_drafts=no_drafts)
+        if subject.settings.layout != "auto" and (arena := self._in_arenas(trial)) is not None:
+            return arena
         if subject.settings.kv_bits:
             layout = quantised_cache(subject, trial)
         else:
             plain = PlainCache(subject, trial, passes)
             layout, state_trouble = plain.choose(), plain.state_trouble
+            if layout.one_row_reason is not None and (arena := self._in_arenas(trial)) is not None:
+                return arena
         if layout.caches == "merged":
             layout = dataclasses.replace(layout, width=None, in_place=False, group_fill=None, padded_chunks=False)
             self._paths.decline("group-prefill", "needs slots")
@@ -93,6 +94,12 @@ class LayoutChooser:
         layout = passes.continuing(passes.flat(self._with_compiled_step(layout, trial)))
         no_drafts = self._no_drafts(layout, state_trouble, trial)
         return dataclasses.replace(layout, reasons=self._paths.reasons, notes=subject.fusion.notes, no_drafts=no_drafts)
+
+    def _in_arenas(self, trial: Trial) -> Layout | None:
+        if (arena := arena_layout(self._subject, trial)) is None:
+            return None
+        no_drafts = self._no_drafts(arena, adopt_state_layers(self._subject.model), trial)
+        return dataclasses.replace(arena, reasons=self._paths.reasons, no_drafts=no_drafts)
 
     def _with_shared_prefixes(self, layout: Layout) -> Layout:
         tokens, runs = KERNEL_SHARE if layout.in_place else MLX_SHARE
