@@ -30,6 +30,8 @@ os.environ.update(keep_cpu_kernels(CACHE / "kernels"))  # workers and engine pro
 # compare numbers. Engine processes inherit it.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
+os.environ["PYTHONFAULTHANDLER"] = "1"  # an engine's process that crashes or hangs says where
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # workers share the cores
 

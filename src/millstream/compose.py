@@ -224,8 +224,6 @@ class Mill:
             task.cancel()
         patience = min(self._settings.stop_patience, ENGINE_SECONDS)
         freed = await self.hub.close(reason, self._settings.grace, patience)
-        if not freed:
-            self._engines.kill(reason)  # a process that hangs must not outlive the server
         closing = {
             "the MCP servers": self._tool_servers.close(),
             "the threads of engines": self._engines.close(),

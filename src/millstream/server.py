@@ -246,6 +246,8 @@ class MillServer(uvicorn.Server):
         closed = await ended_by(end, {"background responses": self._background.close()})
         self.mill.close_store()
         self.freed = draining.done() and draining.result() and closed
+        if not self.freed:
+            self.mill.kill(STOPPING)  # what hangs must not outlive the server
         log.info("stopped" if self.freed else "stopped; work that does not end was abandoned")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -30,6 +30,7 @@ from support.fifo_gate import FifoGate
 from support.held_backends import held_backend, slow_load, slow_load_of
 from support.processes import ENGINE, TEMPLATE, children, children_find_us
 from support.server import RunningServer, running
+from support.stacks import whereabouts
 
 PATIENCE = 60
 ISOLATIONS = ["thread", "process"]
@@ -196,7 +197,7 @@ def test_a_stop_waits_for_no_thread_that_prepares_a_prompt(servable: Path, monke
             assert entered.acquire(timeout=PATIENCE)
         server.stop_soon()
         assert server.join() == (0, True)
-        assert "go.wait(PATIENCE)" in server.whereabouts()
+        assert "go.wait(PATIENCE)" in whereabouts()
         assert [reply.result().status_code for reply in asking] == [503] * WORK_THREADS
         go.set()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.config import ModelSpec
-from millstream.engine.messages import Finished
+from millstream.engine.messages import Failed, Finished
 from millstream.errors import NotFound
 from millstream.service.managed_model import ManagedModel
 from millstream.service.ready_model import ReadyModel
@@ -225,7 +225,8 @@ async def test_the_server_stops_while_a_model_waits_for_its_requests(removed: bo
     await asyncio.sleep(0.1)
     gate.open()
     assert await closing, "the engine is stopped after the grace period, not abandoned"
-    assert not isinstance(await last_of(running), Finished)
+    last = await last_of(running)
+    assert isinstance(last, Failed) and last.message == "stop", "the true reason, not the one of the unload"
     assert model.state == "stopped"
 
 

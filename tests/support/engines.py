@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import queue
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +33,7 @@ from millstream.engine.process_link import ProcessLink
 from millstream.engine.protocols import BackendFactory, SchedulerFactory
 from millstream.errors import EngineGone
 from millstream.model_facts import GenerationFacts
+from support.stacks import whereabouts
 
 TIMEOUT = 60 if shutil.which("nvidia-smi") is None else 300
 """Seconds. A load on a GPU may compile kernels, beside other tests."""
@@ -95,8 +98,14 @@ class Driver:
     def stop(self) -> None:
         with suppress(EngineGone):  # it ended by itself; its Stopped will arrive
             self.post(Shutdown())
-        self.wait(lambda: self.stopped)
-        assert self.link.join(TIMEOUT)
+        try:
+            self.wait(lambda: self.stopped)
+            assert self.link.join(TIMEOUT)
+        except AssertionError as error:
+            pid = self.link.where()[0]
+            if pid is not None and pid != os.getpid():
+                os.kill(pid, signal.SIGABRT)  # Python then writes its stacks: see PYTHONFAULTHANDLER in conftest.py
+            raise AssertionError(f"the engine did not stop: {error}\n{whereabouts()}") from error
 
     def _collect(self, event: Event) -> None:
         match event:

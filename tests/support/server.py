@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from millstream.config import Settings
-from millstream.last_resort import left_behind
 from millstream.loading.backends import BackendMaker, generation_backend
 from millstream.server import MillServer, bind, serve_on
+from support.stacks import whereabouts
 
 PATIENCE = 60
 
@@ -57,18 +55,8 @@ class RunningServer:
 
     def join(self) -> tuple[int, bool]:
         self._thread.join(PATIENCE)
-        assert self.outcome is not None, f"the server did not stop:\n{self.whereabouts()}"
+        assert self.outcome is not None, f"the server did not stop:\n{whereabouts(self._loop)}"
         return self.outcome
-
-    def whereabouts(self) -> str:
-        """Where all threads and all tasks of the event loop are."""
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        told = []
-        for ident, frame in sys._current_frames().items():
-            told += [f"\nthread {names.get(ident, ident)}\n", *traceback.format_stack(frame)]
-        for task in asyncio.all_tasks(self._loop):
-            told += [f"\ntask {task!r}\n", *(str(frame) + "\n" for frame in task.get_stack())]
-        return "".join([*told, "\n", "\n".join(left_behind(self._loop))])
 
     def _run(self) -> None:
         with self._listener:

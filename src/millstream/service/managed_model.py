@@ -336,6 +336,7 @@ class ManagedModel:
             await asyncio.wait(ends, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
+            reason = self._closed or reason  # requests that still run end because the server stops
             if not await model.engine.stop(reason, patience):
                 log.error("%s: the engine hangs in a step and is abandoned", self.name)
                 model.engine.disown(reason)
