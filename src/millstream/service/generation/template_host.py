@@ -85,16 +85,16 @@ class TemplateHost:
                 raise BadRequest(str(error), param="messages") from error
 
     async def close(self) -> None:
-        """Stops the child, even if `open` is still starting it, and waits for its exit. Safe to call more than once."""
+        """Stops the child, even if `open` is still starting it. Safe to call more than once: each call waits for its
+        exit."""
         self._closed = True
         await self._stop_children()
         async with self._starting:
             await self._stop_children()
 
     async def _stop_children(self) -> None:
-        children = [child for child in (self._child, self._compiling) if child is not None]
-        self._child = self._compiling = None
-        await asyncio.gather(*(child.stop() for child in children))
+        children = (self._child, self._compiling)
+        await asyncio.gather(*(child.stop() for child in children if child is not None))
 
     @staticmethod
     def _unloaded() -> EngineGone:
