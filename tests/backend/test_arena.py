@@ -24,6 +24,7 @@ from millstream.backend.generation.prefix_store.blocks import PrefixStore
 from millstream.engine.generation.messages import Generate
 from millstream.engine.generation.plan import Prefill
 from millstream.engine.generation.tuning import SchedulerSettings, make_scheduler
+from millstream.engine.prefix_cache.orders import SavePrefix
 from support.drafting import drafting
 from support.engines import engine
 from support.rare import RARE, write_rare
@@ -134,6 +135,20 @@ def test_prompts_share_passes_from_any_offset(family: str, folder_of: Callable[[
         assert all(
             count >= min(len(each.prompt), columns.window or 99) for count, each in zip(held, submits, strict=True)
         )
+
+
+def test_windows_that_arenas_save_continue_alone(folder_of: Callable[[str], Path]) -> None:
+    """As prompts with images do: in mlx-lm's caches."""
+    model, _ = load_model(folder_of("gemma3_text"))
+    store, prompt = PrefixStore(), tuple(range(1, 33))
+    rows = Rows(new_row_caches(model))
+    rows.add()
+    rows.run(model, mx.array([prompt[:24]]), [24])
+    mx.eval(rows.save(0, SavePrefix(0, 0, 8, (1, 2, 3), checkpoint=4, tokens=24), store))
+    caches = new_row_caches(model)
+    store.fill_caches((1, 2, 3), 4, caches)
+    steps = [model(mx.array([[token]]), cache=caches)[0, -1] for token in prompt[24:]]
+    assert mx.abs(steps[-1] - model(mx.array([prompt]))[0, -1]).max().item() < 1e-4
 
 
 class Mistaken:

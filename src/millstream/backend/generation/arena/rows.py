@@ -223,9 +223,11 @@ def _state_row(states: States, row: int) -> ArraysCache:
 
 
 def _window_row(window: int, parts: tuple[mx.array, ...], length: int) -> RotatingKVCache:
-    """The last tokens of a row of so many, as mlx-lm's cache of one row."""
+    """The last tokens of a row of so many, as mlx-lm's cache of one row. That counts on a whole window, of which no
+    later token sees the oldest column: arenas do not hold it."""
+    missing = min(window, length) - parts[0].shape[2]
     found = RotatingKVCache(window)
-    found.keys, found.values = parts
+    found.keys, found.values = (mx.pad(each, [(0, 0), (0, 0), (missing, 0), (0, 0)]) for each in parts)
     found.offset, found._idx = length, found.keys.shape[2]
     return found
 
