@@ -75,7 +75,8 @@ def check(model_type: str, folder: Path, **settings: Any) -> Verdict:
     try:
         write_model(folder, model_type)
         reference = Reference(folder)
-        reference.answer((1, 2, 3), 2)
+        if not reference.is_stable():
+            return Verdict(model_type, "mlx-lm alone answers otherwise if it reads a prompt in other chunks")
     except NotMade as error:
         return Verdict(model_type, str(error))
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # mlx-lm itself cannot run it here
@@ -110,11 +111,21 @@ class Reference:
 
         self._model, _ = load_model(folder)
 
-    def answer(self, prompt: tuple[int, ...], count: int) -> Answer:
+    def is_stable(self) -> bool:
+        """Whether its answers do not depend on the chunks in which it reads a prompt."""
+        draw = random.Random(0)
+        prompt = tuple(draw.randrange(1, SIZES["tiny"].vocab) for _ in range(max(LENGTHS)))
+        (tokens, logprobs), *others = (self.answer(prompt, 8, chunk) for chunk in (512, 48, 7))
+        return all(
+            tokens == each and all(abs(x - y) < NEAR for x, y in zip(logprobs, found, strict=True))
+            for each, found in others
+        )
+
+    def answer(self, prompt: tuple[int, ...], count: int, chunk: int = 32) -> Answer:
         import mlx.core as mx
         from mlx_lm.generate import generate_step
 
-        steps = generate_step(mx.array(prompt), self._model, max_tokens=count, prefill_step_size=32)
+        steps = generate_step(mx.array(prompt), self._model, max_tokens=count, prefill_step_size=chunk)
         found = [(int(token), logprobs[int(token)].item()) for token, logprobs in steps]
         return [token for token, _ in found], [logprob for _, logprob in found]
 

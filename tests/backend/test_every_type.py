@@ -12,6 +12,7 @@ from model_types import model_types
 ALONE = {
     "afm7": "its rotary offset comes from the shape of the keys",
     "deepseek_v41": "its cache is of a class of its own that cannot be batched",
+    "gpt_bigcode": "it makes positions from one offset for all rows",
     "llama4": "its cache is chunked, which mlx-lm cannot batch either",
 }
 """Types whose requests run one by one, and why. All others share a batch."""

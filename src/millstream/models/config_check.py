@@ -22,7 +22,7 @@ _ALWAYS_ALLOWED = 2**20
 """A size up to this is accepted for settings that need not be the size of a tensor."""
 
 _SECTIONS = re.compile(r"(text|vision|audio|llm|language)_config")
-_LAYERS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks)|(\w+_)?depth|(encoder|decoder)_layers")
+_LAYERS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks)|(?!scale_)(\w+_)?depth|(encoder|decoder)_layers")
 _LAYER_LISTS = re.compile(r"_?(layers_block_type|layer_types|block_types|hybrid_override_pattern)")
 _TENSOR_SIZES = frozenset({
     "num_hidden_layers", "hidden_size", "d_model", "n_embd", "intermediate_size", "moe_intermediate_size",
