@@ -77,7 +77,7 @@ def run(backend: MlxGenerationBackend, grammar: Grammar | None, rows: int, count
 
 def masks(compiler: GrammarCompiler, grammar: Grammar, done: Run, vocab_size: int) -> float:
     """The same answers again without a model: seconds of a step."""
-    guides = GrammarGuides(compiler, vocab_size)
+    guides = Guides(compiler, vocab_size)
     places = {number: number for number in done.tokens}
     for number in done.tokens:
         guides.add(Generate(number, (0,), 1, grammar=grammar))
@@ -134,6 +134,6 @@ if __name__ == "__main__":
     load_blas()
     avoid_cudnn_attention()
     from millstream.backend.generation.backend import GenerationSettings, MlxGenerationBackend
-    from millstream.backend.generation.sampling.guides import GrammarGuides
+    from millstream.backend.generation.sampling.guides import Guides
 
     sys.exit(main())

@@ -118,7 +118,8 @@ def stubborn_family() -> list[psutil.Process]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for child in psutil.Process().children():
-            if any("stubborn-mcp-server" in word for word in child.cmdline()) and child.children():
+            words = child.cmdline() if child.status() != psutil.STATUS_ZOMBIE else ()
+            if any("stubborn-mcp-server" in word for word in words) and child.children():
                 return [child, *child.children(recursive=True)]
         time.sleep(0.02)
     raise AssertionError("it was not started")

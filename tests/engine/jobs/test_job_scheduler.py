@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from millstream.engine.jobs.messages import Encoded, Vectors
 from millstream.engine.jobs.plan import BatchPlan
 from millstream.engine.jobs.scheduler import JobScheduler
-from millstream.engine.messages import Command, Event, Failed
+from millstream.engine.messages import Event, Failed
 from support.encodes import computed, encode, facts
 
 
@@ -223,11 +222,6 @@ def test_what_was_not_in_the_failed_step_goes_on() -> None:
     scheduler.plan()
     assert list(scheduler.fail("broken")) == [Failed(1, "broken")]
     assert [event for each in drain(scheduler) for event in each][-1] == Encoded(2)
-
-
-def test_it_has_no_commands_of_its_own() -> None:
-    with pytest.raises(TypeError, match="no command Command"):
-        JobScheduler(facts()).handle(Command())
 
 
 def test_a_plan_that_is_logged_shows_no_text() -> None:

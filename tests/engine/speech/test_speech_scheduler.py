@@ -3,11 +3,10 @@ ever."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.engine.messages import Command, Event, Failed
+from millstream.engine.messages import Event, Failed
 from millstream.engine.speech.messages import SpeakMore, SpeechEnded, Spoken
 from millstream.engine.speech.plan import SpeechPlan
 from millstream.engine.speech.scheduler import SpeechScheduler
@@ -136,8 +135,3 @@ def test_a_failed_step_fails_what_the_backend_held() -> None:
     run = Run(scheduler)
     run.drain()
     assert run.ends() == [2]
-
-
-def test_other_commands_are_not_known() -> None:
-    with pytest.raises(TypeError, match="no command Command"):
-        SpeechScheduler(facts()).handle(Command())

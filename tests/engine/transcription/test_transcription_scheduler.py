@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,10 +175,3 @@ def test_held_requests_wait_for_their_release() -> None:
     engine.scheduler.release(1)
     engine.run()
     assert sorted(engine.started) == [(1, 0), (1, 1)] and engine.events[-1] == Transcribed(1)
-
-
-def test_other_kinds_commands_are_a_mistake() -> None:
-    from millstream.engine.messages import Wake
-
-    with pytest.raises(TypeError, match="no command Wake"):
-        TranscriptionScheduler(facts()).handle(Wake())

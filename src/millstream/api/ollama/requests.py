@@ -34,7 +34,7 @@ def parse(model: type[_Model], body: dict[str, object]) -> _Model:
         if error.param not in OllamaOptions.model_fields:
             raise
         raise UnsupportedParameter(f"{error.param} belongs into options.", param=error.param) from error
-    if "options" in values:
+    if "options" in values and issubclass(model, OllamaTextRequest):  # none of them changes an embedding
         values["options"] = parse_options(values["options"])
     return validated(model, values)
 
