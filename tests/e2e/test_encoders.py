@@ -261,3 +261,11 @@ def test_the_journal_tells_waiting_from_computing(encoders: RunningServer) -> No
     ended = httpx.get(f"{encoders.url}/server/requests").json()["recent"]
     mine = next(each for each in ended if each["id"] == reply.headers["x-request-id"])
     assert [phase["name"] for phase in mine["phases"]][-2:] == ["queue", "prefill"]
+
+
+def test_ollama_s_options_change_no_embedding(encoders: RunningServer) -> None:
+    for options in ({}, {"temperature": 0.5, "num_ctx": 64, "unknown": 1}):
+        reply = result(encoders, "/api/embed", model="embed", input="mill", options=options)
+        assert reply["embeddings"] == result(encoders, "/api/embed", model="embed", input="mill")["embeddings"]
+        old = result(encoders, "/api/embeddings", model="embed", prompt="mill", options=options)
+        assert len(old["embedding"]) == 32
