@@ -47,7 +47,7 @@ class Columns:
         self._start = mx.zeros((1,), dtype=mx.int32)
         self._queries = self.positions
         self._masks: dict[tuple[int, bool], Any] = {}
-        self._numbers: dict[tuple[int, mx.Dtype], mx.array] = {}
+        self._numbers: dict[tuple[int, mx.Dtype], tuple[mx.array, mx.array]] = {}
 
     @property
     def rows(self) -> int:
@@ -120,8 +120,9 @@ class Columns:
         if mask.dtype != mx.bool_:
             return mask
         if (id(mask), kind) not in self._numbers:
-            self._numbers[id(mask), kind] = mx.where(mask, mx.array(0, kind), mx.array(mx.finfo(kind).min, kind))
-        return self._numbers[id(mask), kind]
+            numbers = mx.where(mask, mx.array(0, kind), mx.array(mx.finfo(kind).min, kind))
+            self._numbers[id(mask), kind] = mask, numbers  # with the mask itself: no other one gets its id meanwhile
+        return self._numbers[id(mask), kind][1]
 
     def end(self, counts: Sequence[int], kept: mx.array | None) -> None:
         """End the pass: each row keeps so many of its columns. `kept`: the positions that are left, if a row keeps
